@@ -1,0 +1,207 @@
+"""The agent: acting, and one update, the same for every method. A batch and a draw decide it; nothing else is random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from unmoved.config import Config
+from unmoved.losses import ActorPass, CriticPass, Draw, Method, PolicyKL, samples, soft_target
+from unmoved.networks import Networks
+
+Metrics = dict[str, Tensor]
+
+
+@dataclass
+class Batch:
+    """Raw transitions, never augmented. n-step returns and discounts are already rebuilt."""
+
+    obs: Tensor  # (B, C, H, W) uint8
+    action: Tensor  # (B, |A|)
+    reward: Tensor  # (B,)
+    discount: Tensor  # (B,): gamma^n, 0 after a termination
+    next_obs: Tensor  # (B, C, H, W) uint8
+    index: Tensor | None = None  # (B,) where it lies in the replay
+
+
+@dataclass
+class TargetPass:
+    """The K views of s'."""
+
+    y: Tensor  # (K, B)
+    Q: Tensor  # (2, K, B) of the target critic
+    log_pi: Tensor  # (K, B)
+    action: Tensor  # (K, B, |A|)
+
+
+class Agent:
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        obs_shape: tuple[int, ...],
+        action_dim: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config, self.method, self.action_dim = config, method, action_dim
+        self.device = torch.device(device)
+        torch.manual_seed(config.seed)
+        self.nets = Networks(config, obs_shape, action_dim).to(self.device)
+        self.entropy_bonus = config.policy != "clipped"  # DDPG has no temperature
+        self.critic_params = [*self.nets.encoder.parameters(), *self.nets.critic.parameters()]
+        self.actor_params = list(self.nets.actor.parameters())
+        adam = {"fused": True} if self.device.type == "cuda" else {"foreach": True}
+        self.optimizers = {
+            "critic": torch.optim.Adam(self.critic_params, lr=config.lr, **adam),
+            "actor": torch.optim.Adam(self.actor_params, lr=config.lr, **adam),
+            "alpha": torch.optim.Adam(
+                [self.nets.log_alpha], lr=config.alpha_lr, betas=(config.alpha_beta1, 0.999), **adam
+            ),
+        }
+        self.generator = Generator(self.device).manual_seed(config.seed)  # of the draws
+        self.acting = Generator(self.device).manual_seed(config.seed + 1)  # of exploration
+
+    # -------------------------------------------------------------------------------------------- acting
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, std: float = 0.0, explore: bool = False) -> Tensor:
+        """(n, C, H, W) -> (n, |A|) in [-1, 1]: the mean action, or one sampled from the policy."""
+        scale = torch.tensor(std, device=self.device)
+        policy = self.nets.actor(self.nets.encoder(obs.to(self.device)), scale, clip=float("inf"))
+        if not explore:
+            return policy.mean.clamp(-1, 1)
+        noise = torch.randn(policy.mu.shape, generator=self.acting, device=self.device)
+        return policy.sample(noise)[0].clamp(-1, 1)
+
+    # -------------------------------------------------------------------------------------------- updating
+
+    def update(self, batch: Batch, draw: Draw, std: Tensor, *, actor: bool = True, target: bool = True) -> Metrics:
+        """One update: Y, critic step, then (if asked) actor step, temperature step, target networks. std: DDPG's ()."""
+        values = self.target_pass(batch, draw, std)
+        # DrQ-v2's actor reads the convolutions as they are before the critic's step.
+        early = self.actor_features(batch, draw) if actor and self.config.early_actor_features else None
+        critic = self.critic_pass(batch, draw, self.method.target(values.y))
+        loss, metrics = weigh(self.method.critic, critic)
+        metrics |= {"critic_loss": loss.detach(), "target_mean": values.y.mean(), "q_mean": mean(critic.Q)}
+        step(self.optimizers["critic"], loss, self.critic_params)
+        if actor:
+            features = early if early is not None else self.actor_features(batch, draw)
+            metrics |= self.update_actor(features, draw, std)
+        if target:
+            self.follow()
+        return metrics
+
+    def update_actor(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> Metrics:
+        actor = self.actor_pass(features, draw, std)
+        loss, metrics = weigh(self.method.actor, actor)
+        step(self.optimizers["actor"], loss, self.actor_params)
+        log_pi = next(iter(actor.log_pi.values())).detach()  # (B,) of the first policy term's first view
+        if self.entropy_bonus:
+            step(self.optimizers["alpha"], self.temperature_loss(log_pi), [self.nets.log_alpha])
+        for term in self.method.actor:
+            if isinstance(term, PolicyKL):  # in the tables' units and exactly, whichever is trained on
+                metrics |= {f"kl_{u}": term.distance(actor, u).detach().mean() for u in ("author", "exact")}
+        return metrics | {"actor_loss": loss.detach(), "entropy": -log_pi.mean(), "alpha": actor.alpha}
+
+    @torch.no_grad()
+    def target_pass(self, batch: Batch, draw: Draw, std: Tensor) -> TargetPass:
+        """y at each view of s', with its own action of the online policy, valued by the target critic."""
+        views = samples(self.method.target.mu)
+        K, B = len(views), len(batch.reward)
+        x = torch.cat([draw.image(batch.next_obs, s, "'") for s in views])
+        features = self.nets.encoder(x)
+        shared = self.config.polyak_encoder == 1.0  # the target encoder is the online one, step by step
+        held = features if shared else self.nets.target.encoder(x)
+        action, log_pi = self.nets.actor(features, std).sample(torch.cat([draw.noise[s.key + "'"] for s in views]))
+        Q = self.nets.target.critic(held, action)  # (2, K B)
+        y = soft_target(batch.reward.repeat(K), batch.discount.repeat(K), Q, self.alpha(), log_pi)
+        return TargetPass(y.reshape(K, B), Q.reshape(2, K, B), log_pi.reshape(K, B), action.reshape(K, B, -1))
+
+    def critic_pass(self, batch: Batch, draw: Draw, Y: Tensor) -> CriticPass:
+        """Q, and dQ where a term asks, at every view that a term names: one encoder pass."""
+        tangent = self.method.tangent_samples()
+        first = {s.key for s in tangent}  # a dual batch has the rows with tangents first
+        views = tangent + [s for s in self.method.critic_samples() if s.key not in first]
+        rows = [draw.image(batch.obs, s) for s in views] + [draw.tangent(batch.obs, s) for s in tangent]
+        B, t = len(batch.reward), len(tangent) * len(batch.reward)
+        features = self.nets.encoder(torch.cat([r.to(rows[-1].dtype) for r in rows]), t)
+        q = self.nets.critic(features, batch.action.repeat(len(views), 1), t).split(B, dim=1)
+        keys = [s.key for s in views]
+        return CriticPass(
+            Q=dict(zip(keys, q[: len(keys)], strict=True)),
+            dQ=dict(zip(keys[: len(tangent)], q[len(keys) :], strict=True)),
+            Y=Y,
+        )
+
+    @torch.no_grad()
+    def actor_features(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+        """Convolution features of every view that an actor term names; no gradient reaches the convolutions."""
+        views = self.method.actor_samples()
+        features = self.nets.encoder(torch.cat([draw.image(batch.obs, s) for s in views]))
+        return {s.key: part for s, part in zip(views, features.split(len(batch.reward)), strict=True)}
+
+    def actor_pass(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> ActorPass:
+        actor = ActorPass({key: self.nets.actor(f, std) for key, f in features.items()}, {}, {}, self.alpha())
+        for s in (s for term in self.method.actor for s in term.acting):
+            action, actor.log_pi[s.key] = actor.policy[s.key].sample(draw.noise[s.key])
+            actor.Q[s.key] = self.nets.critic(features[s.key], action)
+        return actor
+
+    def alpha(self) -> Tensor:
+        """The temperature, a constant for both losses; 0 for DDPG."""
+        alpha = self.nets.log_alpha.detach().exp()
+        return alpha if self.entropy_bonus else torch.zeros_like(alpha)
+
+    def temperature_loss(self, log_pi: Tensor) -> Tensor:
+        """alpha (entropy - target entropy), target -|A|."""
+        return (self.nets.log_alpha.exp() * (-log_pi + self.action_dim)).mean()
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Polyak averaging: target <- (1 - polyak) target + polyak online."""
+        online, held, c = self.nets, self.nets.target, self.config
+        lerp(held.encoder, online.encoder, c.polyak_encoder)
+        lerp(held.critic.head, online.critic.head, c.polyak_head)
+        lerp(held.critic.q, online.critic.q, c.polyak_q)
+
+    # -------------------------------------------------------------------------------------------- keeping
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "nets": self.nets.state_dict(),
+            "optimizers": {k: o.state_dict() for k, o in self.optimizers.items()},
+            "generator": self.generator.get_state(),
+            "acting": self.acting.get_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.nets.load_state_dict(state["nets"])
+        for key, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][key])
+        self.generator.set_state(state["generator"].cpu())
+        self.acting.set_state(state["acting"].cpu())
+
+
+def weigh(terms: Any, evaluated: Any) -> tuple[Tensor, Metrics]:
+    """sum of weight x batch mean over the terms, and each term's own mean."""
+    values = {term.name: term(evaluated).mean() for term in terms}
+    loss = torch.stack([term.weight * values[term.name] for term in terms]).sum()
+    return loss, {name: value.detach() for name, value in values.items()}
+
+
+def mean(Q: dict[str, Tensor]) -> Tensor:
+    return torch.stack(list(Q.values())).detach().mean()
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor, params: list[nn.Parameter]) -> None:
+    """One optimiser step on these parameters alone: what a loss leaves elsewhere is discarded."""
+    for param, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+        param.grad = grad
+    optimizer.step()
+
+
+def lerp(held: nn.Module, online: nn.Module, rate: float) -> None:
+    torch._foreach_lerp_([p.data for p in held.parameters()], [p.data for p in online.parameters()], rate)
