@@ -152,6 +152,8 @@ class Config:
     eval_every: Count = 10_000
     """Frames between evaluations."""
     eval_episodes: int = 10
+    eval_workers: int = 1
+    """Processes that play evaluation episodes; which episodes does not depend on it."""
     log_every: Count = 1_000
     """Agent steps per row of train.jsonl."""
     checkpoint_every: Count = 50_000
@@ -230,7 +232,7 @@ class Config:
 
 
 # What may change when a run is continued.
-FREE_TO_CHANGE = {"runs", "frames", "device", "checkpoint_every", "video", "tensorboard"}
+FREE_TO_CHANGE = {"runs", "frames", "device", "checkpoint_every", "video", "tensorboard", "eval_workers"}
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -507,22 +507,21 @@ class Mixture(Transformation):
         which = torch.multinomial(chance, n, replacement=True, generator=generator)
         return which, tuple(f.sample(n, generator) for f in self.families)
 
-    def _select(self, tau: Tau, images: Callable[[Transformation, Tau], Tensor]) -> Tensor:
-        out = images(self.families[0], tau[1][0])
-        for i, (family, part) in enumerate(zip(self.families[1:], tau[1][1:], strict=True), start=1):
-            candidate = images(family, part)
+    def _select(self, tau: Tau, images: Callable[[int], Tensor]) -> Tensor:
+        out = images(0)
+        for i in range(1, len(self.families)):
+            candidate = images(i)
             out = torch.where(tau[0][:, None, None, None] == i, candidate, out.to(candidate.dtype))
         return out
 
     def __call__(self, x: Tensor, tau: Tau) -> Tensor:
-        return self._select(tau, lambda family, part: family(as_float(x), part))
+        return self._select(tau, lambda i: self.families[i](as_float(x), tau[1][i]))
 
     def direction(self, generator: Generator) -> Tau:
         return tuple(f.direction(generator) for f in self.families)
 
     def tangent(self, x: Tensor, tau: Tau, direction: Tau) -> Tensor:
-        ways = dict(zip(self.families, direction, strict=True))
-        return self._select(tau, lambda family, part: family.tangent(x, part, ways[family]))
+        return self._select(tau, lambda i: self.families[i].tangent(x, tau[1][i], direction[i]))
 
 
 class FromModule(Transformation):

@@ -1,0 +1,222 @@
+"""The command line. Heavy imports wait until a command needs them, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from unmoved.config import PRESETS, Config, make_config
+from unmoved.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], command: str, args: list[str], default: T | None = None) -> T:
+    """A dataclass from arguments; its docstring is the help."""
+    extra: dict[str, Any] = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"unmoved {command}", args=args, **extra)
+
+
+def parse_config(command: str, args: list[str]) -> Config:
+    """Twice: the task and the preset, once known, decide the defaults of everything else."""
+    preset = "drq"
+    for i, word in enumerate(args):
+        if word == "--preset" and i + 1 < len(args):
+            preset = args[i + 1]
+        elif word.startswith("--preset="):
+            preset = word.split("=", 1)[1]
+    first = parse(Config, command, args, make_config(preset=preset))
+    from unmoved.envs import canonical
+
+    task = canonical(first.task)
+    args = [task if word == first.task else word for word in args]
+    return parse(Config, command, args, make_config(task, preset=preset))
+
+
+def train(args: list[str]) -> None:
+    """Train a method on a task, or continue a run."""
+    config = parse_config("train", args)
+    from unmoved.train import Diverged
+    from unmoved.train import train as run
+
+    try:
+        run(config)
+    except Diverged as error:
+        print(f"unmoved: {error}", file=sys.stderr)
+        sys.exit(3)
+
+
+@dataclass(frozen=True)
+class EvaluateArgs:
+    """Play episodes with a trained policy and save every return in RUN/evaluations.jsonl."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, such as runs/drq/walker_run/ours/1."""
+    episodes: int = 10
+    first: int = 1_000_000
+    """Number of the first episode; training's own evaluations count from 0."""
+    workers: int = 1
+    """Processes that render."""
+    video: bool = False
+    """Write the first episode to RUN/video/evaluation.mp4."""
+    device: str = "cpu"
+
+
+def evaluate(args: list[str]) -> None:
+    """Play episodes with a trained policy."""
+    a = parse(EvaluateArgs, "evaluate", args)
+    if a.episodes < 1 or a.workers < 1:
+        raise UserError("--episodes and --workers must be at least 1")
+    from unmoved.evaluate import Evaluator, deterministic, load_agent
+    from unmoved.log import Rows, console, write_video
+
+    agent, config, steps = load_agent(a.run, console.print, a.device)
+    evaluator = Evaluator(config, min(a.workers, a.episodes))
+    with console.status(f"{a.episodes} episodes of {config.task}"):
+        result = evaluator.run(deterministic(agent), a.episodes, a.first)
+    evaluator.close()
+    row = {"frames": steps * config.action_repeat, "steps": steps, "background": "train", "first": a.first}
+    Rows(a.run / "evaluations.jsonl").write(row | result.row())
+    mean, std = result.row()["return_mean"], result.row()["return_std"]
+    console.print(f"{config.task}  {config.preset}/{config.method}  seed {config.seed}  at {steps * config.action_repeat:,} frames")
+    console.print(f"return [bold]{mean:.1f}[/] ± {std:.1f} over {a.episodes} episodes: "
+                  + " ".join(f"{r:.0f}" for r in result.returns))  # fmt: skip
+    if a.video:
+        path = a.run / "video" / "evaluation.mp4"
+        write_video(path, result.frames)
+        console.print(f"video: {path}")
+
+
+@dataclass(frozen=True)
+class ExplainArgs:
+    """Print the two losses of a method with a configuration's numbers."""
+
+    method: Annotated[str, tyro.conf.Positional]
+    """Such as ours, or with a preset: dmgb/ours."""
+    preset: str = "drq"
+    task: str = "walker_walk"
+
+
+def explain(args: list[str]) -> None:
+    """Print the two losses of a method."""
+    a = parse(ExplainArgs, "explain", args)
+    preset, _, method = a.method.rpartition("/")
+    config = make_config(a.task, preset=preset or a.preset, method=method)
+    from unmoved.log import console
+    from unmoved.methods import METHODS, make_method
+
+    recipe = make_method(config)
+    summary = (METHODS[method].__doc__ or "").split("\n\n")[0]
+    console.print(f"[bold]{config.preset}/{method}[/]  {' '.join(summary.split())}\n")
+    console.print(str(recipe), markup=False)
+    bonus = "" if config.policy == "clipped" else " - alpha log pi(a'|f(s'))"
+    console.print(f"\nwhere   y(f(s')) = r + {config.discount}^{config.n_step} (min(Q_bar1,Q_bar2)(f(s'), a'){bonus})", markup=False)
+    console.print(
+        f"batch {config.batch_size}, lr {config.lr:g}, target rates: encoder {config.polyak_encoder:g}, head "
+        f"{config.polyak_head:g}, Q {config.polyak_q:g}; actor every {config.actor_every}, target every "
+        f"{config.target_every}; weak = {config.weak} (pad {config.pad})"
+        + (f", strong = {config.strong}" if "strong" in str(recipe) else "")
+    )
+
+
+def methods(args: list[str]) -> None:
+    """List the methods, each with its recipe in one line."""
+    parse(NoArgs, "methods", args)
+    from unmoved.log import console
+    from unmoved.methods import METHODS
+
+    table = make_table("method", "what it is")
+    for name, recipe in METHODS.items():
+        text = "Implicit, M = K = J = 1, on the DDPG of preset drqv2." if name == "drqv2" else recipe.__doc__ or ""
+        table.add_row(name, " ".join(text.split()))
+    console.print(table)
+    console.print("`unmoved explain METHOD` prints the losses; presets: " + ", ".join(PRESETS))
+
+
+def tasks(args: list[str]) -> None:
+    """List the tasks."""
+    parse(NoArgs, "tasks", args)
+    from unmoved import envs
+    from unmoved.log import console
+
+    table = make_table("task", "|A|", "camera", "note")
+    for row in envs.tasks():
+        table.add_row(row.name, str(row.action_dim), "-" if row.camera is None else str(row.camera), row.note)
+    console.print(table)
+    console.print("Also: any Gymnasium id with image observations and a Box action space, or module:function.")
+
+
+@dataclass(frozen=True)
+class NoArgs:
+    """This command takes no options."""
+
+
+def make_table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, header_style="bold")
+    return table
+
+
+def demo(args: list[str]) -> None:
+    """Train on a real task on this machine, in minutes, and show what was learnt."""
+    from unmoved.demo import DemoArgs, demo as run
+
+    run(parse(DemoArgs, "demo", args))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "explain": explain,
+    "methods": methods,
+    "tasks": tasks,
+    "demo": demo,
+}
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {command.__doc__}" for name, command in COMMANDS.items())
+    return (
+        "unmoved: image-based reinforcement learning with data augmentation\n\n"
+        "  unmoved train walker_run --method ours --seed 1 --frames 500k --preset drq\n"
+        "  unmoved evaluate runs/drq/walker_run/ours/1 --episodes 10 --video\n"
+        "  unmoved explain dmgb/ours\n\n"
+        f"{rows}\n\n`unmoved COMMAND --help` lists a command's options."
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(overview())
+        return
+    if args[0] == "--version":
+        from unmoved import __version__
+
+        print(__version__)
+        return
+    try:
+        if args[0] not in COMMANDS:
+            unknown("command", args[0], COMMANDS)
+        COMMANDS[args[0]](args[1:])
+    except UserError as error:
+        print(f"unmoved: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

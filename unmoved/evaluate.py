@@ -1,0 +1,111 @@
+"""Returns of the deterministic policy, in environments that share nothing with training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from unmoved import checkpoint
+from unmoved.agent import Agent
+from unmoved.config import Config
+from unmoved.envs.worker import EnvProcess
+from unmoved.errors import UserError
+from unmoved.methods import make_method
+
+TRAIN, EVALUATE, RANDOM = 0, 1, 2  # streams of episodes under one seed
+Act = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (n, C, H, W) -> (n, |A|)
+
+
+def env_kwargs(config: Config, stream: int) -> dict[str, Any]:
+    """What `envs.make` needs for this run."""
+    return {
+        "task": config.task,
+        "seed": config.seed,
+        "stream": stream,
+        "action_repeat": config.action_repeat,
+        "stack": config.stack,
+        "size": config.image_size,
+        "camera": config.camera,
+        "shadow_map": config.shadow_map,
+    }
+
+
+@dataclass
+class Evaluation:
+    returns: list[float]  # one per episode
+    frames: list[NDArray[np.uint8]]  # (h, w, 3) of the first episode
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "episodes": len(self.returns),
+            "return_mean": float(np.mean(self.returns)),
+            "return_std": float(np.std(self.returns)),
+            "returns": self.returns,
+        }
+
+
+class Evaluator:
+    """Plays numbered episodes in lock-step over a few processes. Which episodes does not depend on how many."""
+
+    def __init__(self, config: Config, workers: int, stream: int = EVALUATE) -> None:
+        self.envs = [EnvProcess(**env_kwargs(config, stream)) for _ in range(workers)]
+
+    def run(self, act: Act, episodes: int, first: int = 0) -> Evaluation:
+        """Episodes first, first + 1, … of the stream."""
+        returns = dict.fromkeys(range(first, first + episodes), 0.0)
+        waiting = list(returns)
+        frames: list[NDArray[np.uint8]] = []
+        playing: dict[EnvProcess, int] = {}
+        obs: dict[EnvProcess, NDArray[np.uint8]] = {}
+        idle = list(self.envs)
+        while playing or waiting:
+            for env in idle[: len(waiting)]:
+                playing[env] = waiting.pop(0)
+                env.send_reset(playing[env])
+            for env in idle:
+                if env in playing:
+                    obs[env] = env.receive()[0]
+            actions = act(np.stack([obs[env] for env in playing]))
+            for env, action in zip(playing, actions, strict=True):
+                if playing[env] == first:
+                    frames.append(obs[env][-3:].transpose(1, 2, 0))
+                env.send_step(action)
+            idle = []
+            for env in list(playing):
+                obs[env], reward, terminated, truncated, _ = env.receive()
+                returns[playing[env]] += reward
+                if terminated or truncated:
+                    del playing[env]
+                    idle.append(env)
+        return Evaluation(list(returns.values()), frames)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def deterministic(agent: Agent) -> Act:
+    return lambda obs: agent.act(torch.from_numpy(obs)).cpu().numpy()
+
+
+def uniform_random(action_dim: int, seed: int) -> Act:
+    rng = np.random.default_rng(seed)
+    return lambda obs: rng.uniform(-1, 1, (len(obs), action_dim)).astype(np.float32)
+
+
+def load_agent(run: Path, say: Callable[[str], None], device: str = "cpu") -> tuple[Agent, Config, int]:
+    """The trained agent of a run folder, its configuration and its agent steps."""
+    config = Config.load(run)
+    parts = checkpoint.load(run, ("agent",), say, device)
+    if parts is None:
+        raise UserError(f"{run} has no whole checkpoint yet")
+    state = parts["agent"]
+    agent = Agent(config, make_method(config), tuple(state["obs_shape"]), state["action_dim"], device)
+    agent.load_state(state["agent"])
+    return agent, config, state["steps"]

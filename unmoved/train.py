@@ -1,0 +1,340 @@
+"""Algorithm 1: act, store, sample, update, evaluate; and everything that makes a run continue exactly."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import unmoved
+from unmoved import checkpoint
+from unmoved.agent import Agent
+from unmoved.config import Config, differences
+from unmoved.envs import canonical
+from unmoved.envs.worker import EnvProcess
+from unmoved.errors import UserError
+from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs
+from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
+from unmoved.losses import Draw
+from unmoved.methods import make_method
+from unmoved.replay import Replay
+
+
+class Diverged(RuntimeError):
+    """A loss is no longer finite."""
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+class Trainer:
+    """One run. `run()` is the whole story; the rest are its sentences."""
+
+    def __init__(self, config: Config) -> None:
+        canonical(config.task)  # refuses unknown names before anything is written
+        method = make_method(config)
+        self.config, self.folder = config, config.folder
+        self.device = pick_device(config.device)
+        check_folder(config)
+        self.env = EnvProcess(**env_kwargs(config, TRAIN))
+        action_dim = self.env.action_dim
+        self.agent = Agent(config, method, self.env.obs_shape, action_dim, self.device)
+        self.replay = Replay(
+            config.capacity,
+            self.env.obs_shape,
+            action_dim,
+            stack=config.stack,
+            n_step=config.n_step,
+            discount=config.discount,
+            episode_steps=self.env.episode_steps,
+            state_size=self._state_size(),
+            device=self.device,
+        )
+        self.sampling = torch.Generator(self.device).manual_seed(config.seed + 2)
+        self.exploring = np.random.default_rng([config.seed, 3])  # of the first, uniform actions
+        self.evaluator: Evaluator | None = None
+        self.steps = self.frames = self.updates = 0
+        self.evaluated = -1  # agent steps at the last evaluation
+        self.seconds_before, self.clock = 0.0, time.monotonic()
+        self.obs: NDArray[np.uint8] | None = None  # None between episodes
+        self.episode_return, self.last_return = 0.0, float("nan")
+        self.meter = Meter()
+        self.stop = False
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_config(config, self.device)
+        self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
+        self.restore()
+
+    def _state_size(self) -> int:
+        if not self.config.keep_states:
+            return 0
+        self.env.reset(0)
+        state = self.env.state()
+        if state is None:
+            raise UserError(f"{self.config.task} cannot give its simulator state: run without --keep-states")
+        self.env.restore({"seed": self.config.seed, "episode": -1, "actions": np.zeros((0, self.env.action_dim)),
+                          "obs": np.zeros(self.env.obs_shape, np.uint8)})  # fmt: skip
+        return state.size
+
+    # -------------------------------------------------------------------------------------------- the loop
+
+    def run(self) -> None:
+        config = self.config
+        total, eval_steps = config.total_steps, max(1, config.eval_every // config.action_repeat)
+        checkpoint_steps = config.checkpoint_every // config.action_repeat
+        display = Display(f"{config.preset}/{config.method} {config.task}", config.frames, self.frames)
+        self._catch_signals()
+        try:
+            while self.steps < total and not self.stop:
+                if self.steps % eval_steps == 0 and self.steps != self.evaluated:
+                    display.evaluated(self.evaluate(self.steps // eval_steps))
+                if self.obs is None:
+                    self.begin_episode()
+                action = self.choose_action()
+                self.env.send_step(action)  # physics and rendering go on while the agent learns
+                for _ in range(self.updates_due()):
+                    self.update()
+                self.observe(action)
+                if self.steps % config.log_every == 0:
+                    self.log()
+                    display.update(self.frames)
+                if checkpoint_steps and self.steps % checkpoint_steps == 0 and self.steps < total:
+                    self.save()
+            if not self.stop:
+                display.evaluated(self.evaluate(-(-total // eval_steps)))
+            self.save()
+            if self.stop:
+                console.print(f"stopped at {self.frames:,} frames; the same command continues {self.folder}")
+        finally:
+            display.close()
+            self.close()
+
+    def begin_episode(self) -> None:
+        self.obs = self.env.reset()
+        self.replay.start(self.obs[-3:], self._simulator_state())
+        self.episode_return = 0.0
+
+    def choose_action(self) -> NDArray[np.float32]:
+        if self.steps < self.config.random_steps:
+            return self.exploring.uniform(-1, 1, self.env.action_dim).astype(np.float32)
+        assert self.obs is not None
+        obs = torch.from_numpy(self.obs[None])
+        return self.agent.act(obs, self.config.std(self.steps), explore=True)[0].cpu().numpy()
+
+    def updates_due(self) -> int:
+        c = self.config
+        if self.steps < c.random_steps or len(self.replay) == 0:
+            return 0
+        burst = c.burst if self.steps == c.random_steps else 0
+        return burst + (c.updates_per_step if self.steps % c.update_every == 0 else 0)
+
+    def update(self) -> None:
+        """Gated by the agent step, as in the references; by the update when a step has several."""
+        c = self.config
+        batch = self.replay.sample(c.batch_size, self.sampling)
+        draw = Draw.sample(self.agent.method, c.batch_size, self.env.action_dim, self.agent.generator)
+        std = torch.tensor(c.std(self.steps), device=self.device)
+        gate = self.updates if c.updates_per_step > 1 else self.steps // c.update_every
+        metrics = self.agent.update(
+            batch, draw, std, actor=gate % c.actor_every == 0, target=gate % c.target_every == 0
+        )
+        self.meter.add(metrics, batch.index)
+        self.updates += 1
+
+    def observe(self, action: NDArray[np.float32]) -> None:
+        obs, reward, terminated, truncated, info = self.env.receive()
+        self.replay.add(action, reward, terminated, obs[-3:], self._simulator_state())
+        self.obs = obs
+        self.steps += 1
+        self.frames += info["frames"]
+        self.episode_return += reward
+        if terminated or truncated:
+            self.last_return, self.obs = self.episode_return, None
+
+    def _simulator_state(self) -> NDArray[np.float64] | None:
+        return self.env.state() if self.config.keep_states else None
+
+    # -------------------------------------------------------------------------------------------- records
+
+    def counters(self) -> dict[str, Any]:
+        return {"frames": self.frames, "steps": self.steps, "seconds": round(self.seconds(), 3)}
+
+    def seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.clock
+
+    def log(self) -> None:
+        means = self.check_finite()
+        row = self.counters() | {"updates": self.updates} | jsonable({"episode_return": self.last_return, **means})
+        self.train_rows.write(row)
+        if self.config.tensorboard:
+            self._tensorboard("train", {k: v for k, v in row.items() if k not in ("frames", "steps")})
+        self.meter.clear()
+
+    def check_finite(self) -> dict[str, float]:
+        """The means since the last reading; a loss that is not finite ends the run."""
+        offence = self.meter.offence()
+        if offence is None:
+            return self.meter.read()
+        batch = self.replay.gather(offence)
+        summary = {
+            **self.counters(),
+            "updates": self.updates,
+            "metrics": jsonable(self.meter.read()),
+            "replay_index": offence.tolist(),
+            **{f"{name}_{what}": float(getattr(getattr(batch, name).double(), what)())
+               for name in ("obs", "action", "reward", "discount", "next_obs") for what in ("min", "mean", "max")},
+        }  # fmt: skip
+        path = self.folder / "diverged.json"
+        path.write_text(json.dumps(summary, indent=1))
+        kept = checkpoint.listed(self.folder)
+        last = f"the last good checkpoint is {kept[0]}" if kept else "there was no checkpoint yet"
+        raise Diverged(f"a loss is not finite at {self.frames:,} frames; {last}, the batch is described in {path}")
+
+    def evaluate(self, index: int) -> dict[str, Any]:
+        c = self.config
+        if self.evaluator is None:
+            self.evaluator = Evaluator(c, min(c.eval_workers, c.eval_episodes))
+        result = self.evaluator.run(deterministic(self.agent), c.eval_episodes, first=index * c.eval_episodes)
+        row = self.counters() | {"background": "train"} | result.row()
+        self.eval_rows.write(row)
+        self.evaluated = self.steps
+        if c.tensorboard:
+            self._tensorboard("eval", {"return_mean": row["return_mean"]})
+        if c.video:
+            write_video(self.folder / "video" / f"{self.frames}.mp4", result.frames)
+        return row
+
+    def _tensorboard(self, group: str, values: dict[str, Any]) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError:
+            raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'") from None
+        if not hasattr(self, "_writer"):
+            self._writer = SummaryWriter(str(self.folder / "tensorboard"))
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(f"{group}/{name}", value, self.frames)
+
+    # -------------------------------------------------------------------------------------------- keeping
+
+    def save(self) -> None:
+        self.check_finite()  # a bad state never replaces a good one
+        snapshot = self.env.snapshot()
+        parts = {
+            "agent": {
+                "agent": self.agent.state(),
+                "obs_shape": list(self.env.obs_shape),
+                "action_dim": self.env.action_dim,
+                "steps": self.steps,
+                "frames": self.frames,
+                "updates": self.updates,
+                "evaluated": self.evaluated,
+                "seconds": self.seconds(),
+                "episode_return": self.episode_return,
+                "last_return": self.last_return,
+                "between_episodes": self.obs is None,
+                "sampling": self.sampling.get_state(),
+                "exploring": json.dumps(self.exploring.bit_generator.state),
+                "env": {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in snapshot.items()},
+                "rows": {r.path.name: r.length for r in (self.train_rows, self.eval_rows)},
+                "meter": [list(map(list, self.meter.sums)), list(self.meter.sums.values()),
+                          list(self.meter.counts.values())],
+            },
+            "replay": self.replay.state(),
+        }  # fmt: skip
+        checkpoint.save(self.folder, self.steps, parts)
+
+    def restore(self) -> None:
+        """Continue from the newest whole checkpoint, or start: rows written after it are cut off."""
+        parts = checkpoint.load(self.folder, ("agent", "replay"), console.print)
+        if parts is None:
+            for rows in (self.train_rows, self.eval_rows):
+                rows.keep(0)
+            return
+        state = parts["agent"]
+        self.agent.load_state(state["agent"])
+        self.replay.load_state(parts["replay"])
+        self.steps, self.frames, self.updates = state["steps"], state["frames"], state["updates"]
+        self.evaluated, self.seconds_before = state["evaluated"], state["seconds"]
+        self.episode_return, self.last_return = state["episode_return"], state["last_return"]
+        self.sampling.set_state(state["sampling"].cpu())
+        self.exploring.bit_generator.state = json.loads(state["exploring"])
+        obs = self.env.restore({k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in state["env"].items()})
+        self.obs = None if state["between_episodes"] else obs
+        for rows in (self.train_rows, self.eval_rows):
+            rows.keep(state["rows"][rows.path.name])
+        names, sums, counts = state["meter"]
+        self.meter.sums = {tuple(n): s.to(self.device) for n, s in zip(names, sums, strict=True)}
+        self.meter.counts = {tuple(n): c for n, c in zip(names, counts, strict=True)}
+        if self.steps >= self.config.total_steps:
+            console.print(f"{self.folder} is complete: {self.frames:,} frames")
+        else:
+            console.print(f"continuing {self.folder} at {self.frames:,} frames")
+
+    def _catch_signals(self) -> None:
+        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if self.stop:
+                raise KeyboardInterrupt
+            self.stop = True
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                signal.signal(number, on_signal)
+            except ValueError:  # not the main thread: the caller handles signals
+                return
+
+    def close(self) -> None:
+        self.env.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+        if hasattr(self, "_writer"):
+            self._writer.close()
+
+
+def check_folder(config: Config) -> None:
+    """An existing run must be this one."""
+    if (config.folder / "config.json").is_file():
+        changed = differences(Config.load(config.folder), config)
+        if changed:
+            raise UserError(
+                f"{config.folder} was begun with another configuration:\n  " + "\n  ".join(changed)
+                + "\nContinue it with its own options, choose another --seed or --runs, or remove the folder."
+            )  # fmt: skip
+
+
+def write_config(config: Config, device: torch.device) -> None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    machine = {"unmoved": unmoved.__version__, "torch": torch.__version__, "python": platform.python_version(),
+               "device": name}  # fmt: skip
+    path = config.folder / "config.json"
+    path.with_suffix(".tmp").write_text(json.dumps(config.to_json(), indent=1))
+    path.with_suffix(".tmp").replace(path)
+    (config.folder / "machine.json").write_text(json.dumps(machine, indent=1))
+
+
+def train(config: Config) -> Path:
+    """Train, or continue, the run of a configuration; returns its folder."""
+    trainer = Trainer(config)
+    if trainer.steps >= config.total_steps:
+        trainer.close()
+    else:
+        trainer.run()
+    return config.folder
