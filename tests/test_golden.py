@@ -117,8 +117,31 @@ def place(agent: Agent, name: str) -> Tensor:
     return module.get_parameter(rest)
 
 
+def shape_of_features(agent: Agent) -> tuple[int, int, int]:
+    """(filters, rows, columns) of the last convolution."""
+    size = 84
+    for stride in agent.config.strides:
+        size = (size - 3) // stride + 1
+    return agent.config.filters, size, size
+
+
+def to_ours(agent: Agent, name: str, value: Tensor) -> Tensor:
+    """The fixtures flatten features as (filter, row, column), we as (row, column, filter)."""
+    if not name.endswith("head.linear.weight"):
+        return value
+    return value.unflatten(1, shape_of_features(agent)).permute(0, 2, 3, 1).flatten(1)
+
+
+def to_theirs(agent: Agent, name: str, value: Tensor) -> Tensor:
+    if not name.endswith("head.linear.weight"):
+        return value
+    c, h, w = shape_of_features(agent)
+    return value.unflatten(1, (h, w, c)).permute(0, 3, 1, 2).flatten(1)
+
+
 def gradients(loss: Tensor, params: list[Tensor]) -> dict[int, Tensor]:
-    return {id(p): g.contiguous() for p, g in zip(params, torch.autograd.grad(loss, params, retain_graph=True), strict=True)}
+    grads = torch.autograd.grad(loss, params, retain_graph=True)
+    return {id(p): g.contiguous() for p, g in zip(params, grads, strict=True)}
 
 
 def gradient(agent: Agent, grads: dict[int, Tensor], name: str) -> Tensor:
@@ -159,7 +182,7 @@ def make_agent(name: str) -> tuple[Agent, dict[str, Any], dict[str, str]]:
     agent.nets.log_alpha.data.fill_(math.log(0.1))  # float32 rounded it
     with torch.no_grad():
         for key, value in parameters(case["family"]).items():
-            place(agent, key).copy_(value)
+            place(agent, key).copy_(to_ours(agent, key, value))
         if agent.config.polyak_encoder == 1.0:
             agent.nets.target.encoder.load_state_dict(agent.nets.encoder.state_dict())
     return agent, case, views
@@ -202,7 +225,7 @@ def make_batch(case: dict[str, Any], data: dict[str, Any]) -> Batch:
     )
 
 
-def check_critic(agent: Agent, batch: Batch, draw: Draw, std: Tensor, want: dict[str, Any], views: dict[str, str]) -> None:
+def check_critic(agent: Agent, batch: Batch, draw: Draw, std: Tensor, want: Any, views: dict[str, str]) -> None:
     method = agent.method
     values = agent.target_pass(batch, draw, std)
     order = [s.key + "'" for s in samples(method.target.mu)]
@@ -238,10 +261,12 @@ def check_critic(agent: Agent, batch: Batch, draw: Draw, std: Tensor, want: dict
     if "grad" in want:
         grads = gradients(loss, agent.critic_params)
         for name, expected in want["grad"].items():
-            check_summary(gradient(agent, grads, name), expected, f"critic gradient {name}")
+            check_summary(to_theirs(agent, name, gradient(agent, grads, name)), expected, f"critic gradient {name}")
 
 
-def check_actor(agent: Agent, features: dict[str, Tensor], draw: Draw, std: Tensor, want: Any, views: dict[str, str]) -> None:
+def check_actor(
+    agent: Agent, features: dict[str, Tensor], draw: Draw, std: Tensor, want: Any, views: dict[str, str]
+) -> None:
     actor = agent.actor_pass(features, draw, std)
     loss, metrics = weigh(agent.method.actor, actor)
     for view, expected in want["actor"]["policy"].items():
@@ -259,7 +284,8 @@ def check_actor(agent: Agent, features: dict[str, Tensor], draw: Draw, std: Tens
     if "kl" in want["actor"]:
         kl = want["actor"]["kl"]
         term = next(t for t in agent.method.actor if isinstance(t, PolicyKL))
-        assert (samples(term.eta)[0].key, samples(term.mu)[0].key) == (views[kl["target_view"]], views[kl["trained_view"]])
+        assert samples(term.eta)[0].key == views[kl["target_view"]]
+        assert samples(term.mu)[0].key == views[kl["trained_view"]]
         close(number(term.distance(actor, "author").mean()), kl["author"], "KL author")
         close(number(term.distance(actor, "author")), kl["author_per_sample"], "KL author per sample")
         if "exact" in kl:
@@ -277,14 +303,33 @@ def check_actor(agent: Agent, features: dict[str, Tensor], draw: Draw, std: Tens
     if "grad" in want["actor"]:
         grads = gradients(loss, agent.actor_params)
         for name, expected in want["actor"]["grad"].items():
-            check_summary(gradient(agent, grads, name), expected, f"actor gradient {name}")
+            check_summary(to_theirs(agent, name, gradient(agent, grads, name)), expected, f"actor gradient {name}")
+
+
+class Watch:
+    """Checks the actor's half from inside `update`, between the critic's step and the actor's."""
+
+    def __init__(self, agent: Agent, early: dict[str, Tensor], want: Any, views: dict[str, str]) -> None:
+        self.agent, self.early, self.want, self.views, self.seen = agent, early, want, views, False
+        self.update_actor, agent.update_actor = agent.update_actor, self  # type: ignore[method-assign]
+
+    def __call__(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> Any:
+        if self.agent.config.early_actor_features:  # of before the critic's step
+            assert all(torch.equal(features[k], self.early[k]) for k in self.early)
+        check_actor(self.agent, features, draw, std, self.want, self.views)
+        self.seen = True
+        return self.update_actor(features, draw, std)
+
+    def stop(self) -> None:
+        assert self.seen
+        self.agent.update_actor = self.update_actor  # type: ignore[method-assign]
 
 
 def check_after(agent: Agent, before: dict[str, Tensor], want: dict[str, Any]) -> None:
     if "log_alpha" in want:
         close(number(agent.nets.log_alpha), want["log_alpha"], "log_alpha")
     for name, expected in want["parameters"].items():
-        value = place(agent, name).detach()
+        value = to_theirs(agent, name, place(agent, name).detach())
         close(inputs.summary(value.numpy())["probe"], expected["probe"], f"{name} after")
         delta = inputs.summary((value - before[name]).numpy())
         close(delta["l2"], expected["delta_l2"], f"{name} delta l2")
@@ -303,24 +348,13 @@ def test_reference_is_reproduced(name: str) -> None:
         if i == 0:
             check_actor(agent, agent.actor_features(batch, draw), draw, std, case["actor_at_init"], views)
         check_critic(agent, batch, draw, std, want["critic"], views)
-        before = {n: place(agent, n).detach().clone() for n in want["after"]["parameters"]}
+        before = {n: to_theirs(agent, n, place(agent, n).detach().clone()) for n in want["after"]["parameters"]}
         early = agent.actor_features(batch, draw)
 
         # The actor's half is checked inside the real update, at the moment where it happens.
-        seen: list[bool] = []
-        original = agent.update_actor
-
-        def spy(features: dict[str, Tensor], draw: Draw, std: Tensor) -> Any:
-            if agent.config.early_actor_features:  # before the critic's step
-                assert all(torch.equal(features[k], early[k]) for k in early)
-            check_actor(agent, features, draw, std, want, views)  # noqa: B023
-            seen.append(True)
-            return original(features, draw, std)  # noqa: B023
-
-        agent.update_actor = spy  # type: ignore[method-assign]
+        watch = Watch(agent, early, want, views)
         agent.update(batch, draw, std)
-        agent.update_actor = original  # type: ignore[method-assign]
-        assert seen
+        watch.stop()
         check_after(agent, before, want["after"])
 
 

@@ -1,4 +1,4 @@
-"""The agent: acting, and one update, the same for every method. A batch and a draw decide it; nothing else is random."""
+"""The agent: acting, and one update, the same for every method. A batch and a draw decide it, nothing else."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Agent:
         self.entropy_bonus = config.policy != "clipped"  # DDPG has no temperature
         self.critic_params = [*self.nets.encoder.parameters(), *self.nets.critic.parameters()]
         self.actor_params = list(self.nets.actor.parameters())
-        adam = {"fused": True} if self.device.type == "cuda" else {"foreach": True}
+        adam: Any = {"fused": True, "capturable": True} if self.device.type == "cuda" else {"foreach": True}
         self.optimizers = {
             "critic": torch.optim.Adam(self.critic_params, lr=config.lr, **adam),
             "actor": torch.optim.Adam(self.actor_params, lr=config.lr, **adam),
@@ -187,9 +187,9 @@ class Agent:
 
 def weigh(terms: Any, evaluated: Any) -> tuple[Tensor, Metrics]:
     """sum of weight x batch mean over the terms, and each term's own mean."""
-    values = {term.name: term(evaluated).mean() for term in terms}
-    loss = torch.stack([term.weight * values[term.name] for term in terms]).sum()
-    return loss, {name: value.detach() for name, value in values.items()}
+    values = [term(evaluated).mean() for term in terms]
+    loss = torch.stack([term.weight * value for term, value in zip(terms, values, strict=True)]).sum()
+    return loss, {term.name: value.detach() for term, value in zip(terms, values, strict=True)}
 
 
 def mean(Q: dict[str, Tensor]) -> Tensor:
@@ -199,7 +199,8 @@ def mean(Q: dict[str, Tensor]) -> Tensor:
 def step(optimizer: torch.optim.Optimizer, loss: Tensor, params: list[nn.Parameter]) -> None:
     """One optimiser step on these parameters alone: what a loss leaves elsewhere is discarded."""
     for param, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
-        param.grad = grad
+        # Fused Adam wants both in one memory layout; convolutions give channels-last gradients.
+        param.grad = grad if grad.stride() == param.stride() else torch.empty_like(param).copy_(grad)
     optimizer.step()
 
 

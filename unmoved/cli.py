@@ -86,7 +86,8 @@ def evaluate(args: list[str]) -> None:
     row = {"frames": steps * config.action_repeat, "steps": steps, "background": "train", "first": a.first}
     Rows(a.run / "evaluations.jsonl").write(row | result.row())
     mean, std = result.row()["return_mean"], result.row()["return_std"]
-    console.print(f"{config.task}  {config.preset}/{config.method}  seed {config.seed}  at {steps * config.action_repeat:,} frames")
+    frames = f"{steps * config.action_repeat:,} frames"
+    console.print(f"{config.task}  {config.preset}/{config.method}  seed {config.seed}  at {frames}")
     console.print(f"return [bold]{mean:.1f}[/] ± {std:.1f} over {a.episodes} episodes: "
                   + " ".join(f"{r:.0f}" for r in result.returns))  # fmt: skip
     if a.video:
@@ -111,14 +112,16 @@ def explain(args: list[str]) -> None:
     preset, _, method = a.method.rpartition("/")
     config = make_config(a.task, preset=preset or a.preset, method=method)
     from unmoved.log import console
-    from unmoved.methods import METHODS, make_method
+    from unmoved.methods import find_recipe, make_method
 
     recipe = make_method(config)
-    summary = (METHODS[method].__doc__ or "").split("\n\n")[0]
-    console.print(f"[bold]{config.preset}/{method}[/]  {' '.join(summary.split())}\n")
-    console.print(str(recipe), markup=False)
+    summary = " ".join((find_recipe(config).__doc__ or "").split())
+    console.print(f"[bold]{config.preset}/{method}[/]  {summary}\n")
+    console.print(str(recipe), markup=False, soft_wrap=True)
     bonus = "" if config.policy == "clipped" else " - alpha log pi(a'|f(s'))"
-    console.print(f"\nwhere   y(f(s')) = r + {config.discount}^{config.n_step} (min(Q_bar1,Q_bar2)(f(s'), a'){bonus})", markup=False)
+    gamma = f"{config.discount:g}" if config.n_step == 1 else f"{config.discount:g}^{config.n_step}"
+    y = f"y(f(s')) = r + {gamma} (min(Q_bar1,Q_bar2)(f(s'), a'){bonus})"
+    console.print(f"\nwhere   {y}", markup=False, soft_wrap=True)
     console.print(
         f"batch {config.batch_size}, lr {config.lr:g}, target rates: encoder {config.polyak_encoder:g}, head "
         f"{config.polyak_head:g}, Q {config.polyak_q:g}; actor every {config.actor_every}, target every "
@@ -135,8 +138,7 @@ def methods(args: list[str]) -> None:
 
     table = make_table("method", "what it is")
     for name, recipe in METHODS.items():
-        text = "Implicit, M = K = J = 1, on the DDPG of preset drqv2." if name == "drqv2" else recipe.__doc__ or ""
-        table.add_row(name, " ".join(text.split()))
+        table.add_row(name, " ".join((recipe.__doc__ or "").split()))
     console.print(table)
     console.print("`unmoved explain METHOD` prints the losses; presets: " + ", ".join(PRESETS))
 
@@ -170,7 +172,8 @@ def make_table(*columns: str) -> Table:
 
 def demo(args: list[str]) -> None:
     """Train on a real task on this machine, in minutes, and show what was learnt."""
-    from unmoved.demo import DemoArgs, demo as run
+    from unmoved.demo import DemoArgs
+    from unmoved.demo import demo as run
 
     run(parse(DemoArgs, "demo", args))
 

@@ -167,8 +167,10 @@ class Config:
     # Machine
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Of convolutions and hidden products; parameters, targets and losses are always fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of convolutions and hidden products; parameters, targets and losses are always fp32. auto: bf16 on a GPU."""
+    compile: bool = True
+    """On a GPU: compile the passes and replay each update as one CUDA graph. Takes half a minute at the start."""
     runs: Path = Path("runs")
     """Folder of all runs; this one is <runs>/<preset>/<task>/<method>/<seed>."""
 
@@ -211,8 +213,8 @@ class Config:
         known = {f.name for f in dataclasses.fields(Config)}
         extra = set(data) - known
         if extra:
-            raise UserError(f"the run's configuration has fields this version does not know: {', '.join(sorted(extra))}")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+            raise UserError(f"the run's configuration has unknown fields: {', '.join(sorted(extra))}")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         values["runs"] = Path(values["runs"])
         values["overlay"] = Path(values["overlay"]) if values.get("overlay") else None
         return Config(**values)
@@ -241,27 +243,28 @@ def differences(old: Config, new: Config) -> list[str]:
     return [f"{k}: {a[k]} -> {b[k]}" for k in a if k not in FREE_TO_CHANGE and json.dumps(a[k]) != json.dumps(b[k])]
 
 
-DRQV2: dict[str, Any] = dict(
-    frames=1_000_000, random_steps=2_000, update_every=2, actor_every=1, target_every=1, capacity=1_000_000, n_step=3,
-    policy="clipped", centre=True, lr=1e-4, polyak_encoder=1.0, early_actor_features=True,
-)  # fmt: skip
-DMGB: dict[str, Any] = dict(
-    action_repeat=4, burst=1_000, batch_size=128, capacity=125_000, policy="tanh_dmgb", strides=(2,) + (1,) * 10,
-    feature_dim=100, last_relu=False, conv_init="delta", alpha_lr=1e-4, alpha_beta1=0.5,
-    polyak_encoder=0.05, polyak_head=0.05, tangent_weight=0.5,
-)  # fmt: skip
-CPU: dict[str, Any] = dict(
-    frames=100_000, action_repeat=8, batch_size=64, capacity=20_000, strides=(2, 2, 1, 1), filters=16, hidden_dim=256,
-    image_size=64, eval_every=10_000, eval_episodes=5, log_every=250, shadow_map=512, random_steps=500, polyak_q=0.02,
-    polyak_head=0.02, polyak_encoder=0.02,
-)  # fmt: skip
+DRQV2: dict[str, Any] = {
+    "frames": 1_000_000, "random_steps": 2_000, "update_every": 2, "actor_every": 1, "target_every": 1,
+    "capacity": 1_000_000, "n_step": 3, "policy": "clipped", "centre": True, "lr": 1e-4, "polyak_encoder": 1.0,
+    "early_actor_features": True,
+}  # fmt: skip
+DMGB: dict[str, Any] = {
+    "action_repeat": 4, "burst": 1_000, "batch_size": 128, "capacity": 125_000, "policy": "tanh_dmgb",
+    "strides": (2,) + (1,) * 10, "feature_dim": 100, "last_relu": False, "conv_init": "delta", "alpha_lr": 1e-4,
+    "alpha_beta1": 0.5, "polyak_encoder": 0.05, "polyak_head": 0.05, "tangent_weight": 0.5,
+}  # fmt: skip
+CPU: dict[str, Any] = {
+    "frames": 100_000, "action_repeat": 8, "image_size": 64, "shadow_map": 512, "batch_size": 64, "capacity": 20_000,
+    "random_steps": 500, "strides": (2, 2, 1, 1), "filters": 16, "hidden_dim": 256, "eval_episodes": 5,
+    "log_every": 250,
+}  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     "drq": {},
     "drqv2": DRQV2,
     "dmgb": DMGB,
     # The benchmark's own page counts 500k agent steps and evaluates 30 episodes.
-    "dmgb_readme": DMGB | dict(frames=2_000_000, capacity=500_000, eval_every=40_000, eval_episodes=30),
+    "dmgb_readme": DMGB | {"frames": 2_000_000, "capacity": 500_000, "eval_every": 40_000, "eval_episodes": 30},
     "cpu": CPU,
 }
 

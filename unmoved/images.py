@@ -20,7 +20,7 @@ def overlay_bank(folder: Path | None, size: int = 128, limit: int = 5_000) -> Te
 
 
 def load_bank(folder: Path, size: int, limit: int) -> Tensor:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
     images, broken = [], []
@@ -31,7 +31,7 @@ def load_bank(folder: Path, size: int, limit: int) -> Tensor:
                 left, top = (image.width - side) // 2, (image.height - side) // 2
                 square = image.convert("RGB").crop((left, top, left + side, top + side)).resize((size, size))
                 images.append(np.asarray(square).transpose(2, 0, 1))
-        except (UnidentifiedImageError, OSError):
+        except (OSError, Image.DecompressionBombError):  # the latter: a broken header claims a giant
             broken.append(path.name)
     if broken:
         warnings.warn(f"{len(broken)} unreadable image(s) in {folder} skipped: {', '.join(broken[:5])}", stacklevel=2)

@@ -54,44 +54,51 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 class Meter:
     """Means of the updates' metrics since the last reading, kept on the device: one transfer per reading.
 
-    It also remembers where the first batch with a non-finite loss lay in the replay.
+    It also remembers where the first batch with a non-finite metric lay in the replay. Everything is written in place,
+    so that adding can be part of a CUDA graph.
     """
 
-    def __init__(self) -> None:
-        self.clear()
+    def __init__(self, batch_size: int, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.sums: dict[tuple[str, ...], Tensor] = {}  # updates with and without an actor step have other metrics
+        self.bad = torch.zeros((), dtype=torch.bool, device=self.device)
+        self.bad_index = torch.zeros(batch_size, dtype=torch.long, device=self.device)
 
     def clear(self) -> None:
-        self.sums: dict[tuple[str, ...], Tensor] = {}  # updates with and without an actor step have other metrics
-        self.counts: dict[tuple[str, ...], int] = {}
-        self.bad: Tensor | None = None  # ()
-        self.bad_index: Tensor | None = None  # (B,)
+        for values in self.sums.values():
+            values.zero_()
+        self.bad.zero_()
 
-    def add(self, metrics: dict[str, Tensor], index: Tensor | None) -> None:
+    def add(self, metrics: dict[str, Tensor], index: Tensor) -> None:
         names = tuple(metrics)
-        values = torch.stack([v.float() for v in metrics.values()])
-        self.sums[names] = self.sums[names] + values if names in self.sums else values
-        self.counts[names] = self.counts.get(names, 0) + 1
-        if index is None:
-            return
-        bad = ~values.isfinite().all()
-        if self.bad is None or self.bad_index is None:
-            self.bad, self.bad_index = bad, index.clone()
-        else:
-            self.bad_index = torch.where(self.bad, self.bad_index, index)
-            self.bad = self.bad | bad
+        values = torch.stack([v.to(torch.float64) for v in metrics.values()])
+        if names not in self.sums:
+            self.sums[names] = torch.zeros(len(names) + 1, dtype=torch.float64, device=self.device)  # last: how many
+        self.sums[names][:-1] += values
+        self.sums[names][-1] += 1
+        self.bad_index.copy_(torch.where(self.bad, self.bad_index, index))
+        self.bad |= ~values.isfinite().all()
 
     def read(self) -> dict[str, float]:
         """Means by name, over the updates that had it."""
-        totals: dict[str, tuple[float, int]] = {}
+        totals: dict[str, list[float]] = {}
         for names, values in self.sums.items():
-            for name, value in zip(names, values.tolist(), strict=True):
-                total, count = totals.get(name, (0.0, 0))
-                totals[name] = (total + value, count + self.counts[names])
-        return {name: total / count for name, (total, count) in totals.items()}
+            *sums, count = values.tolist()
+            for name, value in zip(names, sums, strict=True):
+                total = totals.setdefault(name, [0.0, 0.0])
+                total[0] += value
+                total[1] += count
+        return {name: total / count for name, (total, count) in totals.items() if count}
 
     def offence(self) -> Tensor | None:
         """Starts of the first batch with a non-finite metric, or None."""
-        return self.bad_index if self.bad is not None and bool(self.bad) else None
+        return self.bad_index if bool(self.bad) else None
+
+    def state(self) -> list[Any]:
+        return [[list(names), values] for names, values in self.sums.items()]
+
+    def load_state(self, state: list[Any]) -> None:
+        self.sums = {tuple(names): values.to(self.device) for names, values in state}
 
 
 class Display:
@@ -121,7 +128,8 @@ class Display:
         score = f"{row['return_mean']:.1f} ± {row['return_std']:.1f}"
         self.bar.update(self.task, score=score)
         clock = time.strftime("%H:%M:%S", time.gmtime(row["seconds"]))
-        console.print(f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  ({row['episodes']} episodes)")
+        episodes = f"({row['episodes']} episodes)"
+        console.print(f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}")
 
     def close(self) -> None:
         self.bar.stop()

@@ -2,8 +2,8 @@
 
 Notation of the paper: f_tau a transformation, nu the views of s in the critic's loss, mu those of s' in the target (and
 of s in the actor's loss), eta the views that give the KL its target; M, K, J how many of each; Q_bar the target critic;
-y(s') = r + gamma (min Q_bar(s', a') - alpha log pi(a'|s')), Y the target that the critic regresses on. Shapes: B states,
-twins 2.
+y(s') = r + gamma (min Q_bar(s', a') - alpha log pi(a'|s')), Y the target that the critic regresses on. Shapes: B states
+and 2 twins.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class CriticPass:
 
 
 class CriticTerm(Protocol):
-    weight: float
-
+    @property
+    def weight(self) -> float: ...
     @property
     def name(self) -> str: ...
     @property
@@ -207,7 +207,9 @@ class Bellman:
     def needs(self) -> tuple[Sample, ...]:
         return samples(self.nu)
 
-    tangents = ()
+    @property
+    def tangents(self) -> tuple[Sample, ...]:
+        return ()
 
     def __call__(self, critic: CriticPass) -> Tensor:
         Q = [critic.Q[s.key] for s in samples(self.nu)]
@@ -236,7 +238,9 @@ class QInvariance:
     def needs(self) -> tuple[Sample, ...]:
         return (*samples(self.nu), self.anchor[0])
 
-    tangents = ()
+    @property
+    def tangents(self) -> tuple[Sample, ...]:
+        return ()
 
     def __call__(self, critic: CriticPass) -> Tensor:
         anchor = critic.Q[self.anchor[0].key].detach()
@@ -287,7 +291,8 @@ class TangentProp:
     def __str__(self) -> str:
         square = "^2" if self.square else ""
         q = {"min": "min(Q1,Q2)", "mean": "(Q1+Q2)/2", "each": "Q"}[self.twins]
-        return f"{self.reduce}_{names(self.nu)}[{len(samples(self.nu))}] (d/dtau {q}(f_tau(s), a) at {names(self.nu)}){square}"
+        v = names(self.nu)
+        return f"{self.reduce}_{v}[{len(samples(self.nu))}] (d/dtau {q}(f_tau(s), a) at {v}){square}"
 
 
 # ------------------------------------------------------------------------------------------------ the actor's terms
@@ -304,8 +309,8 @@ class ActorPass:
 
 
 class ActorTerm(Protocol):
-    weight: float
-
+    @property
+    def weight(self) -> float: ...
     @property
     def name(self) -> str: ...
     @property
@@ -402,7 +407,9 @@ class PolicyKL:
     def needs(self) -> tuple[Sample, ...]:
         return (*samples(self.eta), *samples(self.mu))
 
-    acting = ()
+    @property
+    def acting(self) -> tuple[Sample, ...]:
+        return ()
 
     def distance(self, actor: ActorPass, units: str) -> Tensor:
         targets = [actor.policy[s.key] for s in samples(self.eta)]
@@ -434,6 +441,10 @@ class Method:
     target: Target
     critic: tuple[CriticTerm, ...]
     actor: tuple[ActorTerm, ...]
+
+    def __post_init__(self) -> None:
+        terms = [term.name for term in (*self.critic, *self.actor)]
+        assert len(set(terms)) == len(terms), f"two terms of {self.name} have one name, so one record: {terms}"
 
     def critic_samples(self) -> list[Sample]:
         return unique(s for term in self.critic for s in term.needs)

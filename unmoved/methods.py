@@ -76,9 +76,14 @@ def sac(p: Parts) -> Method:
 
 
 def rad(p: Parts) -> Method:
-    """Implicit, M = K = J = 1 (Eqs. 5, 6). With the DDPG policy it is DrQ-v2."""
+    """Implicit, M = K = J = 1 (Eqs. 5, 6)."""
     nu = p.nu(1)
     return Method("rad", Target(p.mu(1)), (Bellman(nu, reduce=p.config.bellman_reduce),), (p.improve(nu),))
+
+
+def drqv2(p: Parts) -> Method:
+    """RAD's terms; with preset drqv2, whose policy, n-step returns and schedule are DDPG's, it is DrQ-v2."""
+    return dataclasses.replace(rad(p), name="drqv2")
 
 
 def rad_plus(p: Parts) -> Method:
@@ -213,11 +218,11 @@ def _bank(transform: Transformation) -> Tensor:
     return transform.bank
 
 
-METHODS: dict[str, Recipe] = {
-    f.__name__: f
-    for f in (sac, rad, rad_plus, rad_plus_shared, drq, drq_kl_fixed, drq_kl, drq_tp, drq_tp_original, ours,
-              ours_printed, ours_pda, drac, drac_printed, svea)
-} | {"drqv2": rad}  # fmt: skip
+RECIPES: tuple[Recipe, ...] = (
+    sac, rad, rad_plus, rad_plus_shared, drq, drq_kl_fixed, drq_kl, drq_tp, drq_tp_original, ours, ours_printed,
+    ours_pda, drac, drac_printed, svea, drqv2,
+)  # fmt: skip
+METHODS = {recipe.__name__: recipe for recipe in RECIPES}
 
 
 def make_transform(name: str, config: Config) -> Transformation:
@@ -242,15 +247,21 @@ def make_transform(name: str, config: Config) -> Transformation:
     return made[name]()
 
 
-def make_method(config: Config) -> Method:
-    """The recipe of a configuration. `ours` is the preset's: on SAC, on DDPG, or for the generalisation benchmark."""
+def find_recipe(config: Config) -> Recipe:
+    """`ours` is the preset's: on SAC, on DDPG, or for the generalisation benchmark."""
     if config.method not in METHODS:
         unknown("method", config.method, METHODS)
-    recipe = METHODS[config.method]
     if config.method == "ours":
-        recipe = {"clipped": ours_ddpg, "tanh_dmgb": ours_dmgb}.get(config.policy, ours)
+        by_policy: dict[str, Recipe] = {"clipped": ours_ddpg, "tanh_dmgb": ours_dmgb}
+        return by_policy.get(config.policy, ours)
+    return METHODS[config.method]
+
+
+def make_method(config: Config) -> Method:
+    """The recipe of a configuration, with its numbers."""
+    recipe = find_recipe(config)
     parts = Parts(config, make_transform(config.weak, config), lambda: make_transform(config.strong, config))
     try:
         return dataclasses.replace(recipe(parts), name=config.method)
     except IndexError as error:
-        raise UserError(f"method {config.method} needs more views than M = {config.M}, J = {config.J}: {error}") from None
+        raise UserError(f"{config.method} needs more views than M = {config.M}, J = {config.J}: {error}") from None

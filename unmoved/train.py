@@ -6,6 +6,7 @@ import json
 import platform
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,13 +18,13 @@ from numpy.typing import NDArray
 import unmoved
 from unmoved import checkpoint
 from unmoved.agent import Agent
+from unmoved.compile import Updater
 from unmoved.config import Config, differences
 from unmoved.envs import canonical
 from unmoved.envs.worker import EnvProcess
 from unmoved.errors import UserError
 from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
-from unmoved.losses import Draw
 from unmoved.methods import make_method
 from unmoved.replay import Replay
 
@@ -43,14 +44,24 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def resolve(config: Config, device: torch.device) -> Config:
+    """Settle what depends on the machine, so that the run's record says what was done."""
+    if config.precision == "auto":
+        config = replace(config, precision="bf16" if device.type == "cuda" else "fp32")
+    if config.compile and device.type == "cpu":
+        config = replace(config, compile=False)  # compiled code on a CPU saves less than it costs to make
+    return config
+
+
 class Trainer:
     """One run. `run()` is the whole story; the rest are its sentences."""
 
     def __init__(self, config: Config) -> None:
         canonical(config.task)  # refuses unknown names before anything is written
+        self.device = pick_device(config.device)
+        config = resolve(config, self.device)
         method = make_method(config)
         self.config, self.folder = config, config.folder
-        self.device = pick_device(config.device)
         check_folder(config)
         self.env = EnvProcess(**env_kwargs(config, TRAIN))
         action_dim = self.env.action_dim
@@ -74,7 +85,8 @@ class Trainer:
         self.seconds_before, self.clock = 0.0, time.monotonic()
         self.obs: NDArray[np.uint8] | None = None  # None between episodes
         self.episode_return, self.last_return = 0.0, float("nan")
-        self.meter = Meter()
+        self.meter = Meter(config.batch_size, self.device)
+        self.updater = Updater(self.agent, self.replay, self.sampling, self.meter)
         self.stop = False
         self.folder.mkdir(parents=True, exist_ok=True)
         write_config(config, self.device)
@@ -147,14 +159,8 @@ class Trainer:
     def update(self) -> None:
         """Gated by the agent step, as in the references; by the update when a step has several."""
         c = self.config
-        batch = self.replay.sample(c.batch_size, self.sampling)
-        draw = Draw.sample(self.agent.method, c.batch_size, self.env.action_dim, self.agent.generator)
-        std = torch.tensor(c.std(self.steps), device=self.device)
         gate = self.updates if c.updates_per_step > 1 else self.steps // c.update_every
-        metrics = self.agent.update(
-            batch, draw, std, actor=gate % c.actor_every == 0, target=gate % c.target_every == 0
-        )
-        self.meter.add(metrics, batch.index)
+        self.updater(c.std(self.steps), actor=gate % c.actor_every == 0, target=gate % c.target_every == 0)
         self.updates += 1
 
     def observe(self, action: NDArray[np.float32]) -> None:
@@ -253,8 +259,7 @@ class Trainer:
                 "exploring": json.dumps(self.exploring.bit_generator.state),
                 "env": {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in snapshot.items()},
                 "rows": {r.path.name: r.length for r in (self.train_rows, self.eval_rows)},
-                "meter": [list(map(list, self.meter.sums)), list(self.meter.sums.values()),
-                          list(self.meter.counts.values())],
+                "meter": self.meter.state(),
             },
             "replay": self.replay.state(),
         }  # fmt: skip
@@ -279,9 +284,7 @@ class Trainer:
         self.obs = None if state["between_episodes"] else obs
         for rows in (self.train_rows, self.eval_rows):
             rows.keep(state["rows"][rows.path.name])
-        names, sums, counts = state["meter"]
-        self.meter.sums = {tuple(n): s.to(self.device) for n, s in zip(names, sums, strict=True)}
-        self.meter.counts = {tuple(n): c for n, c in zip(names, counts, strict=True)}
+        self.meter.load_state(state["meter"])
         if self.steps >= self.config.total_steps:
             console.print(f"{self.folder} is complete: {self.frames:,} frames")
         else:

@@ -7,6 +7,7 @@ moves pixels keeps the dtype; what computes new ones returns float. Everything i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -127,7 +128,11 @@ def crop(x: Tensor, offset: Tensor, size: int) -> Tensor:
     return x.reshape(n, c, -1).gather(2, index).reshape(n, c, size, size)
 
 
-ONE_PIXEL = ((0, 1), (0, -1), (1, 0), (-1, 0))  # the content moves left, right, up, down
+def one_pixel(direction: Tensor) -> Tensor:
+    """0, 1, 2, 3 -> (row, column) offset (0, 1), (0, -1), (1, 0), (-1, 0): the content moves left, right, up, down."""
+    # Arithmetic instead of a table: a table would be copied to the GPU each time, which a CUDA graph does not allow.
+    row = (direction == 2).long() - (direction == 3).long()
+    return torch.stack([row, (direction == 0).long() - (direction == 1).long()])
 
 
 class Shift(Transformation):
@@ -147,12 +152,12 @@ class Shift(Transformation):
         return crop(x, tau - self.pad, x.shape[-1])
 
     def direction(self, generator: Generator) -> Tensor:
-        return integers(len(ONE_PIXEL), (), generator)
+        return integers(4, (), generator)
 
     def tangent(self, x: Tensor, tau: Tensor, direction: Tensor) -> Tensor:
         """`author`: the view, moved by one more pixel, minus the view. `printed`: f_{tau+1}(x) - f_tau(x), which
         differs in the row or column that enters, where it shows pixels of x instead of a repeated border."""
-        move = torch.tensor(ONE_PIXEL, device=x.device)[direction].expand(len(x), 2)
+        move = one_pixel(direction).expand(len(x), 2)
         view = self(x, tau)
         moved = crop(view, move, view.shape[-1]) if self.tangent_form == "author" else self(x, tau + move)
         return as_float(moved) - as_float(view)
@@ -257,7 +262,7 @@ def random_resized_crop(bank: Tensor, n: int, size: int, generator: Generator) -
     theta = torch.stack([box[:, 0] * flip, zero, centre[:, 0], zero, box[:, 1], centre[:, 1]], dim=1).reshape(n, 2, 3)
     index = integers(len(bank), (n,), generator)
     grid = F.affine_grid(theta, [n, 3, size, size], align_corners=False)
-    return F.grid_sample(bank[index].float(), grid, align_corners=False, padding_mode="border")
+    return F.grid_sample(bank[index].to(grid.dtype), grid, align_corners=False, padding_mode="border")
 
 
 class Conv(Transformation):
@@ -361,8 +366,8 @@ def frames(x: Tensor) -> Tensor:
 
 def luma(x: Tensor) -> Tensor:
     """(n, f, 3, h, w) -> (n, f, 1, h, w)."""
-    weights = torch.tensor([0.2989, 0.587, 0.114], dtype=x.dtype, device=x.device)
-    return (x * weights[:, None, None]).sum(2, keepdim=True)
+    r, g, b = x.split(1, dim=2)
+    return 0.2989 * r + 0.587 * g + 0.114 * b
 
 
 class Coin(Transformation):
@@ -503,8 +508,9 @@ class Mixture(Transformation):
         return "|".join(f.name for f in self.families)
 
     def sample(self, n: int, generator: Generator) -> Tau:
-        chance = torch.tensor(self.probabilities, device=generator.device)
-        which = torch.multinomial(chance, n, replacement=True, generator=generator)
+        u, which = uniform(n, 0, 1, generator), torch.zeros(n, dtype=torch.long, device=generator.device)
+        for bound in itertools.accumulate(self.probabilities[:-1]):
+            which += u >= bound
         return which, tuple(f.sample(n, generator) for f in self.families)
 
     def _select(self, tau: Tau, images: Callable[[int], Tensor]) -> Tensor:
