@@ -127,7 +127,7 @@ class Agent:
         views = tangent + [s for s in self.method.critic_samples() if s.key not in first]
         rows = [draw.image(batch.obs, s) for s in views] + [draw.tangent(batch.obs, s) for s in tangent]
         B, t = len(batch.reward), len(tangent) * len(batch.reward)
-        features = self.nets.encoder(torch.cat([r.to(rows[-1].dtype) for r in rows]), t)
+        features = self.nets.encoder(torch.cat(rows), t)
         q = self.nets.critic(features, batch.action.repeat(len(views), 1), t).split(B, dim=1)
         keys = [s.key for s in views]
         return CriticPass(
@@ -186,10 +186,14 @@ class Agent:
 
 
 def weigh(terms: Any, evaluated: Any) -> tuple[Tensor, Metrics]:
-    """sum of weight x batch mean over the terms, and each term's own mean."""
-    values = [term(evaluated).mean() for term in terms]
-    loss = torch.stack([term.weight * value for term, value in zip(terms, values, strict=True)]).sum()
-    return loss, {term.name: value.detach() for term, value in zip(terms, values, strict=True)}
+    """sum of weight x batch mean over the terms, and each term's own mean (a second one of a name is numbered)."""
+    values, metrics = [], Metrics()
+    for term in terms:
+        value = term(evaluated).mean()
+        values.append(term.weight * value)
+        again = sum(name == term.name or name.startswith(f"{term.name}_") for name in metrics)
+        metrics[f"{term.name}_{again + 1}" if again else term.name] = value.detach()
+    return torch.stack(values).sum(), metrics
 
 
 def mean(Q: dict[str, Tensor]) -> Tensor:

@@ -34,11 +34,9 @@ def parse_config(command: str, args: list[str]) -> Config:
         elif word.startswith("--preset="):
             preset = word.split("=", 1)[1]
     first = parse(Config, command, args, make_config(preset=preset))
-    from unmoved.envs import canonical
-
-    task = canonical(first.task)
-    args = [task if word == first.task else word for word in args]
-    return parse(Config, command, args, make_config(task, preset=preset))
+    default = make_config(first.task, preset=preset)
+    args = [default.task if word == first.task else word for word in args]
+    return parse(Config, command, args, default)
 
 
 def train(args: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,15 +21,18 @@ def parse_count(text: str) -> int:
     """'500k' -> 500000, '1.1M' -> 1100000."""
     scale = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
     try:
-        return round(float(text[:-1] if scale > 1 else text) * scale)
-    except ValueError:
-        raise ValueError(f"'{text}' is not a count such as 5000, 500k or 1.1M") from None
+        value = Decimal(text[:-1] if scale > 1 else text) * scale
+        if value == value.to_integral_value():
+            return int(value)
+    except (InvalidOperation, OverflowError):
+        pass
+    raise ValueError(f"'{text}' is not a count such as 5000, 500k or 1.1M")
 
 
 def format_count(n: int) -> str:
     for scale, letter in ((1_000_000, "M"), (1_000, "k")):
         if n >= scale and n % (scale // 10) == 0:
-            return f"{n / scale:g}{letter}"
+            return f"{Decimal(n) / scale:f}{letter}"
     return str(n)
 
 
@@ -146,6 +150,8 @@ class Config:
     """Weight of the strong view's Bellman term; the weak one's is 1 minus it."""
     strong_in_target: bool = False
     """Apply the strong transformation to s' in svea's target."""
+    weak_in_target: bool = True
+    """Shift s' in svea's target; the benchmark's code of 2023 did not."""
     bellman_reduce: Literal["mean", "sum"] = "mean"
 
     # Evaluation and records
@@ -188,6 +194,8 @@ class Config:
         need(0 <= self.strong_weight <= 1, "strong-weight lies between 0 and 1")
         need(min(self.update_every, self.updates_per_step, self.actor_every, self.target_every) > 0,
              "update-every, updates-per-step, actor-every and target-every must be positive")
+        need(min(n for n in (self.M, self.K, self.J) if n is not None) > 0, "M, K and J must be positive")
+        need(self.pad >= 0 and self.std_steps > 0, "pad must not be negative, std-steps must be positive")
         need(self.kl_weight >= 0 and self.tangent_weight >= 0, "weights must not be negative")
         need(self.random_steps >= 1, "random-steps must be at least 1: the replay must not be empty")
 
@@ -252,6 +260,7 @@ DMGB: dict[str, Any] = {
     "action_repeat": 4, "burst": 1_000, "batch_size": 128, "capacity": 125_000, "policy": "tanh_dmgb",
     "strides": (2,) + (1,) * 10, "feature_dim": 100, "last_relu": False, "conv_init": "delta", "alpha_lr": 1e-4,
     "alpha_beta1": 0.5, "polyak_encoder": 0.05, "polyak_head": 0.05, "tangent_weight": 0.5,
+    "camera": 0,
 }  # fmt: skip
 CPU: dict[str, Any] = {
     "frames": 100_000, "action_repeat": 8, "image_size": 64, "shadow_map": 512, "batch_size": 64, "capacity": 20_000,
@@ -296,6 +305,9 @@ def task_overrides(preset: str, task: str) -> dict[str, Any]:
 
 def make_config(task: str = "walker_walk", *, preset: str = "drq", **changes: Any) -> Config:
     """The preset's configuration for this task, with changes: make_config("walker_run", method="ours", seed=3)."""
+    from unmoved.envs import canonical
+
     if preset not in PRESETS:
         unknown("preset", preset, PRESETS)
+    task = canonical(task)
     return Config(**{**PRESETS[preset], **task_overrides(preset, task), **changes, "task": task, "preset": preset})

@@ -32,7 +32,7 @@ def demo(args: DemoArgs) -> None:
 
     config = demo_config(args)
     console.print(
-        f"[bold]{config.task}[/] from {config.image_size} x {config.image_size} pixels, method [bold]{config.method}[/], "
+        f"[bold]{config.task}[/] from {config.image_size} x {config.image_size} pixels, [bold]{config.method}[/], "
         f"{config.frames:,} frames. Everything goes to {config.folder}/"
     )
     train(config)

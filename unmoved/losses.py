@@ -442,10 +442,6 @@ class Method:
     critic: tuple[CriticTerm, ...]
     actor: tuple[ActorTerm, ...]
 
-    def __post_init__(self) -> None:
-        terms = [term.name for term in (*self.critic, *self.actor)]
-        assert len(set(terms)) == len(terms), f"two terms of {self.name} have one name, so one record: {terms}"
-
     def critic_samples(self) -> list[Sample]:
         return unique(s for term in self.critic for s in term.needs)
 

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 
 from unmoved import transforms
 from unmoved.config import Config
@@ -20,6 +21,7 @@ from unmoved.losses import (
     ActorTerm,
     Bellman,
     CriticTerm,
+    Draw,
     Improve,
     Method,
     PolicyKL,
@@ -53,9 +55,10 @@ class Parts:
         c = self.config
         return TangentProp(nu, c.tangent_weight, c.tangent_twins, c.tangent_reduce)
 
-    def kl(self, eta: View, mu: View, i: int = 0, j: int = 1) -> PolicyKL:
+    def kl(self, eta: View, mu: View, i: int = 0, j: int = 1) -> tuple[PolicyKL, ...]:
+        """The KL between sample i of eta and sample j of mu; nothing where its weight is 0."""
         c = self.config
-        return PolicyKL(eta[i], mu[j], c.kl_weight, c.kl_stop, c.kl_units)
+        return (PolicyKL(eta[i], mu[j], c.kl_weight, c.kl_stop, c.kl_units),) if c.kl_weight else ()
 
     def improve(self, mu: View) -> Improve:
         """Policy term on the first J samples of a view: the authors' actor sees the critic's first view."""
@@ -89,6 +92,8 @@ def drqv2(p: Parts) -> Method:
 def rad_plus(p: Parts) -> Method:
     """M = 2, K = 1, as run by the authors: two paired terms, each with its own target."""
     nu = p.nu(2)
+    if p.config.K not in (None, nu.samples):
+        raise UserError(f"rad_plus pairs its views: K = {p.config.K} must equal M = {nu.samples}")
     return Method("rad_plus", Target(p.mu(nu.samples), "paired"), (Bellman(nu),), (p.improve(nu),))
 
 
@@ -108,14 +113,14 @@ def drq_kl_fixed(p: Parts) -> Method:
     """DrQ and KL(sg pi(s) || pi(f(s))): the target is the policy on the original state."""
     base, nu = drq(p), p.nu(2)
     return dataclasses.replace(
-        base, name="drq_kl_fixed", actor=kept(p.improve(nu), p.kl(original, nu, 0, 0))
+        base, name="drq_kl_fixed", actor=(p.improve(nu), *p.kl(original, nu, 0, 0))
     )
 
 
 def drq_kl(p: Parts) -> Method:
     """DrQ and KL(sg pi(f_1(s)) || pi(f_2(s))): the target moves with a view of its own."""
     base, nu = drq(p), p.nu(2)
-    return dataclasses.replace(base, name="drq_kl", actor=kept(p.improve(nu), p.kl(nu, nu)))
+    return dataclasses.replace(base, name="drq_kl", actor=(p.improve(nu), *p.kl(nu, nu)))
 
 
 def drq_tp(p: Parts) -> Method:
@@ -158,7 +163,7 @@ def ours_ddpg(p: Parts) -> Method:
         "ours",
         Target(p.mu(2)),
         kept(Bellman(nu), p.tangent(nu)),
-        kept(p.improve(act), p.kl(act, act)),
+        (p.improve(act), *p.kl(act, act)),
     )
 
 
@@ -169,7 +174,7 @@ def drac(p: Parts) -> Method:
         "drac",
         Target(original),
         kept(Bellman(original, 0.5), Bellman(nu, 0.5 * w)),
-        kept(Improve(original), p.kl(original, nu, 0, 0)),
+        (Improve(original), *p.kl(original, nu, 0, 0)),
     )
 
 
@@ -180,14 +185,14 @@ def drac_printed(p: Parts) -> Method:
         "drac_printed",
         Target(original),
         kept(Bellman(original), QInvariance(nu, w)),
-        kept(Improve(original), p.kl(original, nu, 0, 0)),
+        (Improve(original), *p.kl(original, nu, 0, 0)),
     )
 
 
 def svea(p: Parts) -> Method:
     """A weak and a strong view regress on one weak target; the strong one is taken on the weak one."""
     c, nu = p.config, p.nu(1)
-    mu = p.mu(1)
+    mu = p.mu(1) if c.weak_in_target else original
     target = View("strong", p.strong(), mu.samples, on=mu) if c.strong_in_target else mu
     terms = [Bellman(nu, 1 - c.strong_weight)]
     if c.strong_weight:  # made only where it counts: overlay loads its images
@@ -204,7 +209,7 @@ def ours_dmgb(p: Parts) -> Method:
     if c.overlay_tangent_weight:
         mix = View("mix", Overlay(_bank(strong.transform), (0.0, 0.5), c.image_size), on=nu[0])
         terms.append(TangentProp(mix, c.overlay_tangent_weight, c.tangent_twins, c.tangent_reduce))
-    return Method("ours", Target(p.mu(2)), kept(*terms), kept(p.improve(nu), p.kl(nu, nu)))
+    return Method("ours", Target(p.mu(2)), kept(*terms), (p.improve(nu), *p.kl(nu, nu)))
 
 
 def ours_pda(p: Parts) -> Method:
@@ -214,7 +219,8 @@ def ours_pda(p: Parts) -> Method:
 
 
 def _bank(transform: Transformation) -> Tensor:
-    assert isinstance(transform, Overlay), "the mixing weight's tangent needs overlay as the strong transformation"
+    if not isinstance(transform, Overlay):
+        raise UserError(f"the tangent along the mixing weight needs overlay as the strong view, not {transform.name}")
     return transform.bank
 
 
@@ -247,6 +253,16 @@ def make_transform(name: str, config: Config) -> Transformation:
     return made[name]()
 
 
+def try_out(method: Method, config: Config) -> None:
+    """Transform one black image as an update would: what a family cannot do shows here, not after an hour."""
+    draw = Draw.sample(method, 1, 1, Generator().manual_seed(0))
+    image = torch.zeros(1, 3, config.image_size, config.image_size)
+    for s in (*method.critic_samples(), *method.actor_samples()):
+        draw.image(image, s)
+    for s in method.tangent_samples():
+        draw.tangent(image, s)
+
+
 def find_recipe(config: Config) -> Recipe:
     """`ours` is the preset's: on SAC, on DDPG, or for the generalisation benchmark."""
     if config.method not in METHODS:
@@ -262,6 +278,10 @@ def make_method(config: Config) -> Method:
     recipe = find_recipe(config)
     parts = Parts(config, make_transform(config.weak, config), lambda: make_transform(config.strong, config))
     try:
-        return dataclasses.replace(recipe(parts), name=config.method)
+        method = dataclasses.replace(recipe(parts), name=config.method)
+        try_out(method, config)
+        return method
+    except TypeError as error:
+        raise UserError(f"{config.method} cannot use these transformations: {error}") from None
     except IndexError as error:
         raise UserError(f"{config.method} needs more views than M = {config.M}, J = {config.J}: {error}") from None

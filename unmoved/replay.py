@@ -152,9 +152,9 @@ class Replay:
     def state(self) -> dict[str, Any]:
         rows = min(self.written, self.slots)
         return {
-            **{name: getattr(self, name)[:rows] for name in self.ARRAYS},
+            **{name: getattr(self, name)[:rows].cpu().clone() for name in self.ARRAYS},  # a slice would save it all
             **{name: getattr(self, name) for name in self.COUNTERS},
-            "states": torch.from_numpy(self.states[:rows]),
+            "states": torch.from_numpy(self.states[:rows].copy()),
             "starts": self.starts,
             "oldest": torch.from_numpy(self.oldest),
         }
