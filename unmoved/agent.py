@@ -127,6 +127,9 @@ class Agent:
         views = tangent + [s for s in self.method.critic_samples() if s.key not in first]
         rows = [draw.image(batch.obs, s) for s in views] + [draw.tangent(batch.obs, s) for s in tangent]
         B, t = len(batch.reward), len(tangent) * len(batch.reward)
+        dtype = self.nets.encoder.dtype or torch.float32  # bytes go as they are, unless a view is already float
+        if any(r.is_floating_point() for r in rows):
+            rows = [r if r.dtype == torch.float64 else r.to(dtype) for r in rows]
         features = self.nets.encoder(torch.cat(rows), t)
         q = self.nets.critic(features, batch.action.repeat(len(views), 1), t).split(B, dim=1)
         keys = [s.key for s in views]

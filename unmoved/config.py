@@ -177,6 +177,8 @@ class Config:
     """Of convolutions and hidden products; parameters, targets and losses are always fp32. auto: bf16 on a GPU."""
     compile: bool = True
     """On a GPU: compile the passes and replay each update as one CUDA graph. Takes half a minute at the start."""
+    lag: Literal[0, 1] = 0
+    """Updates by which the acting policy may be behind. 1 overlaps acting with the update; 0 resumes exactly."""
     runs: Path = Path("runs")
     """Folder of all runs; this one is <runs>/<preset>/<task>/<method>/<seed>."""
 
@@ -263,8 +265,8 @@ DMGB: dict[str, Any] = {
     "camera": 0,
 }  # fmt: skip
 CPU: dict[str, Any] = {
-    "frames": 100_000, "action_repeat": 8, "image_size": 64, "shadow_map": 512, "batch_size": 64, "capacity": 20_000,
-    "random_steps": 500, "strides": (2, 2, 1, 1), "filters": 16, "hidden_dim": 256, "eval_episodes": 5,
+    "frames": 80_000, "action_repeat": 8, "image_size": 64, "shadow_map": 512, "batch_size": 32, "capacity": 20_000,
+    "random_steps": 500, "n_step": 3, "strides": (3, 2, 1), "filters": 16, "hidden_dim": 256, "eval_episodes": 5,
     "log_every": 250,
 }  # fmt: skip
 

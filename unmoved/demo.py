@@ -16,7 +16,7 @@ class DemoArgs:
     task: str = "cartpole_swingup"
     method: str = "drq"
     seed: int = 1
-    frames: Count = 100_000
+    frames: Count = 80_000
     runs: Path = Path("demo")
     """Folder for everything the demo writes."""
 

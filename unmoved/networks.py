@@ -20,19 +20,25 @@ from torch import Tensor, nn
 from unmoved.config import Config
 
 
-def add_bias(y: Tensor, bias: Tensor, t: int) -> Tensor:
-    """Bias on the values, not on the t tangent rows (a constant has derivative 0)."""
-    if t == 0:
-        return y + bias
-    return torch.cat([y[..., :-t, :] + bias, y[..., -t:, :]], dim=-2)
+def value_rows(x: Tensor, t: int, dim: int) -> Tensor:
+    """1 for the rows that are values, 0 for the last t, which are tangents; broadcasts against x."""
+    n = x.shape[dim]
+    shape = [n if d == dim else 1 for d in range(x.ndim)]
+    return (torch.arange(n, device=x.device) < n - t).to(x.dtype).view(shape)
+
+
+def add_constant(x: Tensor, constant: Tensor | float, t: int, dim: int = 0) -> Tensor:
+    """To the values only: a constant has derivative 0."""
+    return x + constant * value_rows(x, t, dim) if t else x + constant
 
 
 def relu(x: Tensor, t: int, dim: int = 0) -> Tensor:
+    """A tangent passes where its value does. One product, so that it fuses with what stands before it."""
     if t == 0:
         return F.relu(x)
-    value, tangent = x.split([x.shape[dim] - t, t], dim)
-    value = F.relu(value)
-    return torch.cat([value, tangent * (value.narrow(dim, 0, t) > 0)], dim)
+    n = x.shape[dim] - t
+    own = torch.arange(x.shape[dim], device=x.device) % n  # the value row of each row
+    return x * (x.detach().index_select(dim, own) > 0)
 
 
 def orthogonal_(weight: Tensor, gain: float = 1.0) -> None:
@@ -77,7 +83,7 @@ class Encoder(nn.Module):
         # Channels last before the conversion: moving bytes is cheaper than moving floats.
         x = x.contiguous(memory_format=torch.channels_last).to(dtype)
         if self.centre:
-            x = torch.cat([x[: len(x) - t] - 127.5, x[len(x) - t :]]) if t else x - 127.5
+            x = add_constant(x, -127.5, t)
         if idle:
             x = F.pad(x, (0, 0, 0, 0, 0, idle)).contiguous(memory_format=torch.channels_last)
         for i, (conv, stride) in enumerate(zip(self.convs, self.strides, strict=True)):
@@ -87,7 +93,7 @@ class Encoder(nn.Module):
                 weight = F.pad(weight / 255, (0, 0, 0, 0, 0, idle))
             x = F.conv2d(x, weight, bias if t == 0 else None, stride)
             if t:
-                x = torch.cat([x[:-t] + bias[:, None, None], x[-t:]])
+                x = add_constant(x, bias[:, None, None], t)
             if i + 1 < len(self.convs) or self.last_relu:
                 x = relu(x, t)
         return x.permute(0, 2, 3, 1).flatten(1)  # no copy
@@ -126,7 +132,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor, t: int = 0) -> Tensor:
         weight = self.linear.weight
         y = F.linear(x, weight.to(x.dtype)).to(weight.dtype)
-        y = self.norm(add_bias(y, self.linear.bias, t), t)
+        y = self.norm(add_constant(y, self.linear.bias, t), t)
         if t == 0:
             return torch.tanh(y)
         value = torch.tanh(y[:-t])
@@ -154,7 +160,8 @@ class MLP(nn.Module):
         last = len(self.weights) - 1
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             dtype = weight.dtype if i == last or self.dtype is None else self.dtype
-            x = add_bias(torch.bmm(x.to(dtype), weight.to(dtype).transpose(1, 2)), bias.to(dtype), t)
+            x = torch.bmm(x.to(dtype), weight.to(dtype).transpose(1, 2))
+            x = add_constant(x, bias.to(dtype), t, dim=1)
             if i < last:
                 x = relu(x, t, dim=1)
         return x

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,35 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from unmoved.agent import Batch
+
+
+class Turns:
+    """Lets a GPU store a step while it updates: writing has a stream of its own, and only the short moment of sampling
+    excludes it. A sample so sees the steps stored before it was asked for, no more and no less. Nothing on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self.stream is not None:
+            self.sampled, self.stored = torch.cuda.Event(), torch.cuda.Event()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(self.sampled)
+            yield
+            self.stored.record()
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        torch.cuda.current_stream().wait_event(self.stored)
+        yield
+        self.sampled.record()
 
 
 class Replay:
@@ -48,6 +79,7 @@ class Replay:
         # The queue of valid starts, and where it begins and how long it is, as tensors: sampling never asks the host.
         self.starts = torch.zeros(capacity, dtype=torch.long, device=self.device)
         self.bounds = torch.zeros(2, dtype=torch.long, device=self.device)
+        self.turns = Turns(self.device)
         self.written = 0  # slots ever written
         self.head = self.tail = 0  # starts ever queued, ever dropped
         self.episode = 0  # first slot of the present episode
@@ -64,8 +96,9 @@ class Replay:
     def start(self, frame: NDArray[np.uint8], state: NDArray[np.float64] | None = None) -> None:
         """A new episode begins with this frame (3, H, W)."""
         self.episode = self.written
-        self._write(frame, state)
-        self._publish()
+        with self.turns.writing():
+            self._write(frame, state)
+            self._publish()
 
     def add(
         self,
@@ -76,17 +109,18 @@ class Replay:
         state: NDArray[np.float64] | None = None,
     ) -> None:
         """A step and the frame it led to. A truncation needs no mark: the next episode's start ends this one."""
-        slot = self._write(frame, state)
-        row = slot % self.slots
-        self.action[row] = torch.from_numpy(np.asarray(action, dtype=np.float32))
-        self.reward[row] = reward
-        self.alive[row] = 0.0 if terminated else 1.0
-        # The window that ends here is whole; after a termination, so are the shorter ones, their future being nothing.
-        whole = range(slot - self.n_step, slot if terminated else slot - self.n_step + 1)
-        for start in whole:
-            if start >= self.episode:
-                self._queue(start)
-        self._publish()
+        with self.turns.writing():
+            slot = self._write(frame, state)
+            row = slot % self.slots
+            self.action[row] = torch.from_numpy(np.asarray(action, dtype=np.float32))
+            self.reward[row] = reward
+            self.alive[row] = 0.0 if terminated else 1.0
+            # The window that ends here is whole; after a termination so are the shorter ones: their future is nothing.
+            whole = range(slot - self.n_step, slot if terminated else slot - self.n_step + 1)
+            for start in whole:
+                if start >= self.episode:
+                    self._queue(start)
+            self._publish()
 
     def _write(self, frame: NDArray[np.uint8], state: NDArray[np.float64] | None) -> int:
         slot, row = self.written, self.written % self.slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import platform
 import signal
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 import unmoved
 from unmoved import checkpoint
 from unmoved.agent import Agent
-from unmoved.compile import Updater
+from unmoved.compile import Acting, Updater
 from unmoved.config import Config, differences
 from unmoved.envs import canonical
 from unmoved.envs.worker import EnvProcess
@@ -53,6 +54,17 @@ def resolve(config: Config, device: torch.device) -> Config:
     return config
 
 
+def keep_memory() -> None:
+    """Have glibc keep freed memory. By default it returns each large tensor to the system and has it zeroed again for
+    the next one, which takes longer than a small convolution."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: no mapping of its own for what is smaller
+    mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD: nor shrink the heap
+
+
 class Trainer:
     """One run. `run()` is the whole story; the rest are its sentences."""
 
@@ -60,6 +72,8 @@ class Trainer:
         canonical(config.task)  # refuses unknown names before anything is written
         self.device = pick_device(config.device)
         config = resolve(config, self.device)
+        if self.device.type == "cpu":
+            keep_memory()
         method = make_method(config)
         self.config, self.folder = config, config.folder
         check_folder(config)
@@ -77,6 +91,7 @@ class Trainer:
             state_size=self._state_size(),
             device=self.device,
         )
+        self.acting = Acting(self.agent, self.env.obs_shape)
         self.sampling = torch.Generator(self.device).manual_seed(config.seed + 2)
         self.exploring = np.random.default_rng([config.seed, 3])  # of the first, uniform actions
         self.evaluator: Evaluator | None = None
@@ -120,6 +135,7 @@ class Trainer:
                     self.begin_episode()
                 action = self.choose_action()
                 self.env.send_step(action)  # physics and rendering go on while the agent learns
+                self.acting.refresh()
                 for _ in range(self.updates_due()):
                     self.update()
                 self.observe(action)
@@ -146,8 +162,7 @@ class Trainer:
         if self.steps < self.config.random_steps:
             return self.exploring.uniform(-1, 1, self.env.action_dim).astype(np.float32)
         assert self.obs is not None
-        obs = torch.from_numpy(self.obs[None])
-        return self.agent.act(obs, self.config.std(self.steps), explore=True)[0].cpu().numpy()
+        return self.acting(self.obs, self.config.std(self.steps))
 
     def updates_due(self) -> int:
         c = self.config

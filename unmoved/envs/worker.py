@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,6 +19,8 @@ from unmoved.errors import UserError
 
 def serve(pipe: Connection, kwargs: dict[str, Any]) -> None:
     """The child: answers (method, arguments) with (True, result) or (False, exception)."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it may want a last checkpoint
+        signal.signal(number, signal.SIG_IGN)
     os.environ["LP_NUM_THREADS"] = "1"  # software GL: one core per environment
     env: envs.PixelEnv | None = None
     try:
@@ -32,7 +35,7 @@ def serve(pipe: Connection, kwargs: dict[str, Any]) -> None:
                 pipe.send((True, env.reset(options=args[0])))
             else:
                 pipe.send((True, getattr(env, name)(*args)))
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+    except (EOFError, ConnectionError):
         pass  # the parent is gone
     except Exception as error:  # reported where it can be acted on
         text = str(error) if isinstance(error, UserError) else traceback.format_exc()
