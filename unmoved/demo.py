@@ -13,10 +13,10 @@ from unmoved.config import Config, Count, make_config
 class DemoArgs:
     """Train on a real task on this machine, in minutes, and show what was learnt."""
 
-    task: str = "cartpole_swingup"
+    task: str = "finger_spin"
     method: str = "drq"
     seed: int = 1
-    frames: Count = 80_000
+    frames: Count = 40_000
     runs: Path = Path("demo")
     """Folder for everything the demo writes."""
 
@@ -43,7 +43,7 @@ def demo(args: DemoArgs) -> None:
         random = evaluator.run(uniform_random(agent.action_dim, config.seed), 10)
         evaluator.close()
     video, curve = config.folder / "video" / "trained.mp4", config.folder / "curve.png"
-    write_video(video, trained.frames, fps=round(100 / config.action_repeat * 1.0) if config.action_repeat > 4 else 30)
+    write_video(video, trained.frames)
     draw_curve(read_rows(config.folder / "eval.jsonl"), random.row()["return_mean"], config, curve)
     ours, theirs = trained.row(), random.row()
     for name, row in (("trained", ours), ("random", theirs)):

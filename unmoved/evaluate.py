@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,7 @@ def load_agent(run: Path, say: Callable[[str], None], device: str = "cpu") -> tu
     if parts is None:
         raise UserError(f"{run} has no whole checkpoint yet")
     state = parts["agent"]
-    agent = Agent(config, make_method(config), tuple(state["obs_shape"]), state["action_dim"], device)
+    method = make_method(replace(config, method="sac"))  # acting needs no losses, nor the images behind an overlay
+    agent = Agent(config, method, tuple(state["obs_shape"]), state["action_dim"], device)
     agent.load_state(state["agent"])
     return agent, config, state["steps"]

@@ -26,6 +26,7 @@ from unmoved.envs.worker import EnvProcess
 from unmoved.errors import UserError
 from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
+from unmoved.losses import Method
 from unmoved.methods import make_method
 from unmoved.replay import Replay
 
@@ -68,13 +69,13 @@ def keep_memory() -> None:
 class Trainer:
     """One run. `run()` is the whole story; the rest are its sentences."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, method: Method | None = None) -> None:
         canonical(config.task)  # refuses unknown names before anything is written
         self.device = pick_device(config.device)
         config = resolve(config, self.device)
         if self.device.type == "cpu":
             keep_memory()
-        method = make_method(config)
+        method = method or make_method(config)
         self.config, self.folder = config, config.folder
         check_folder(config)
         self.env = EnvProcess(**env_kwargs(config, TRAIN))
@@ -348,9 +349,10 @@ def write_config(config: Config, device: torch.device) -> None:
     (config.folder / "machine.json").write_text(json.dumps(machine, indent=1))
 
 
-def train(config: Config) -> Path:
-    """Train, or continue, the run of a configuration; returns its folder."""
-    trainer = Trainer(config)
+def train(config: Config, method: Method | None = None) -> Path:
+    """Train, or continue, the run of a configuration; returns its folder. `method`: a recipe of one's own, whose name
+    in the configuration is then only a name."""
+    trainer = Trainer(config, method)
     if trainer.steps >= config.total_steps:
         trainer.close()
     else:
