@@ -48,7 +48,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(args: list[str], hint: str, t
     assert list(tmp_path.iterdir()) == [], "something was written"
 
 
-@pytest.mark.parametrize(("env", "word"), [("CartPole-v1", "image"), ("module:discrete", "Box")])
+@pytest.mark.parametrize(("env", "word"), [("Pendulum-v1", "image"), ("CartPole-v1", "Box"), ("module:discrete", "Box")])
 def test_environments_that_cannot_be_used(env: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
         "import gymnasium, numpy as np\n"

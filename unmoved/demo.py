@@ -16,7 +16,7 @@ class DemoArgs:
     task: str = "finger_spin"
     method: str = "drq"
     seed: int = 1
-    frames: Count = 40_000
+    frames: Count = 28_000
     runs: Path = Path("demo")
     """Folder for everything the demo writes."""
 

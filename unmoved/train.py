@@ -163,7 +163,10 @@ class Trainer:
         if self.steps < self.config.random_steps:
             return self.exploring.uniform(-1, 1, self.env.action_dim).astype(np.float32)
         assert self.obs is not None
-        return self.acting(self.obs, self.config.std(self.steps))
+        action = self.acting(self.obs, self.config.std(self.steps))
+        if not np.isfinite(action).all():
+            self.check_finite()  # says which batch it was
+        return action
 
     def updates_due(self) -> int:
         c = self.config
