@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def test_help_needs_no_torch() -> None:
     ("args", "hint"),
     [
         (["trian"], "train"),
+        (["train", "--seed", "2"], "name a task"),
         (["train", "walker_rnu"], "walker_run"),
         (["train", "toy_reach", "--method", "orus"], "ours"),
         (["train", "toy_reach", "--preset", "drqq"], "drq"),
@@ -48,7 +50,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(args: list[str], hint: str, t
     assert list(tmp_path.iterdir()) == [], "something was written"
 
 
-@pytest.mark.parametrize(("env", "word"), [("Pendulum-v1", "image"), ("CartPole-v1", "Box"), ("module:discrete", "Box")])
+@pytest.mark.parametrize(
+    ("env", "word"), [("Pendulum-v1", "image"), ("CartPole-v1", "Box"), ("module:discrete", "Box")]
+)
 def test_environments_that_cannot_be_used(env: str, word: str, tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
         "import gymnasium, numpy as np\n"
@@ -60,6 +64,14 @@ def test_environments_that_cannot_be_used(env: str, word: str, tmp_path: Path) -
     done = run("train", env, "--preset", "cpu", cwd=tmp_path)
     assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_opengl_nothing_is_written(tmp_path: Path) -> None:
+    broken = os.environ | {"MUJOCO_GL": "egl", "__EGL_VENDOR_LIBRARY_FILENAMES": "/nonexistent"}
+    words = [sys.executable, "-m", "unmoved.cli", "train", "cartpole_swingup", "--preset", "cpu"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=broken)
+    assert done.returncode == 2 and "apt-get install" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_explain_has_the_configuration_s_numbers(capsys: pytest.CaptureFixture[str]) -> None:

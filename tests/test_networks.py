@@ -411,3 +411,10 @@ def test_bf16_keeps_parameters_and_outputs_in_fp32(preset: str) -> None:
     assert (policies[0].mu - policies[1].mu).abs().max() < 0.05
     grads = torch.autograd.grad(got.square().mean(), [*half.encoder.parameters(), *half.critic.parameters()])
     assert {g.dtype for g in grads} == {torch.float32}
+
+
+def test_images_too_small_for_the_encoder() -> None:
+    from unmoved.errors import UserError
+
+    with pytest.raises(UserError, match="12 pixels are too small for 11 convolutions"):
+        Networks(make_config(preset="dmgb"), (9, 12, 12), 2)

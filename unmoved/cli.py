@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 def parse(kind: type[T], command: str, args: list[str], default: T | None = None) -> T:
     """A dataclass from arguments; its docstring is the help."""
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(kind, prog=f"unmoved {command}", args=args, **extra)
+    return tyro.cli(kind, prog=f"unmoved {command}", args=args, config=(tyro.conf.HelptextFromCommentsOff,), **extra)
 
 
 def parse_config(command: str, args: list[str]) -> Config:
@@ -33,7 +33,9 @@ def parse_config(command: str, args: list[str]) -> Config:
             preset = args[i + 1]
         elif word.startswith("--preset="):
             preset = word.split("=", 1)[1]
-    first = parse(Config, command, args, make_config(preset=preset))
+    first = parse(Config, command, args, replace(make_config(preset=preset), task=""))
+    if not first.task:
+        raise UserError(f"name a task, such as: unmoved {command} walker_walk. `unmoved tasks` lists them.")
     default = make_config(first.task, preset=preset)
     args = [default.task if word == first.task else word for word in args]
     return parse(Config, command, args, default)

@@ -53,7 +53,7 @@ class Config:
     """A run. Defaults are the paper's SAC/DrQ table; presets replace what differs."""
 
     # What is trained
-    task: tyro.conf.Positional[str] = "walker_walk"
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "walker_walk"
     """dm_control task such as walker_run, toy_reach, a Gymnasium id, or module:function."""
     method: str = "ours"
     """Recipe: see `unmoved methods`."""

@@ -33,7 +33,8 @@ def demo(args: DemoArgs) -> None:
     config = demo_config(args)
     console.print(
         f"[bold]{config.task}[/] from {config.image_size} x {config.image_size} pixels, [bold]{config.method}[/], "
-        f"{config.frames:,} frames. Everything goes to {config.folder}/"
+        f"{config.frames:,} frames. Everything goes to {config.folder}/",
+        soft_wrap=True,
     )
     train(config)
     agent, config, _ = load_agent(config.folder, console.print)
@@ -48,10 +49,11 @@ def demo(args: DemoArgs) -> None:
     ours, theirs = trained.row(), random.row()
     for name, row in (("trained", ours), ("random", theirs)):
         Rows(config.folder / "demo.jsonl").write({"policy": name, "seed": config.seed, **row})
-    console.print(f"\ncurve: {curve}\nvideo: {video}")
+    console.print(f"\ncurve: {curve}\nvideo: {video}", soft_wrap=True)
     console.print(
         f"Over 10 episodes each, a random policy returns {theirs['return_mean']:.0f} and the trained one "
-        f"[bold]{ours['return_mean']:.0f}[/] (of at most 1000)."
+        f"[bold]{ours['return_mean']:.0f}[/] (of at most 1000).",
+        soft_wrap=True,
     )
 
 

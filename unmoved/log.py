@@ -129,7 +129,7 @@ class Display:
         self.bar.update(self.task, score=score)
         clock = time.strftime("%H:%M:%S", time.gmtime(row["seconds"]))
         episodes = f"({row['episodes']} episodes)"
-        console.print(f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}")
+        console.print(f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}", soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()

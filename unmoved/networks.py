@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unmoved.config import Config
+from unmoved.errors import UserError
 
 
 def value_rows(x: Tensor, t: int, dim: int) -> Tensor:
@@ -277,8 +278,12 @@ class Networks(nn.Module):
     def __init__(self, config: Config, obs_shape: tuple[int, ...], action_dim: int) -> None:
         super().__init__()
         self.encoder = Encoder(config, obs_shape[0])
-        with torch.no_grad():
-            inputs = self.encoder(torch.zeros(1, *obs_shape)).shape[1]
+        try:
+            with torch.no_grad():
+                inputs = self.encoder(torch.zeros(1, *obs_shape)).shape[1]
+        except RuntimeError:
+            sentence = f"images of {obs_shape[-1]} pixels are too small for {len(config.strides)} convolutions"
+            raise UserError(sentence) from None
         self.critic = Critic(config, inputs, action_dim)
         self.actor = Actor(config, inputs, action_dim)
         self.target = Target(self.encoder, self.critic)
