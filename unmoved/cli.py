@@ -178,6 +178,14 @@ def demo(args: list[str]) -> None:
     run(parse(DemoArgs, "demo", args))
 
 
+def bench(args: list[str]) -> None:
+    """Measure how fast this machine updates, renders and trains."""
+    from unmoved.bench import BenchArgs
+    from unmoved.bench import bench as run
+
+    run(parse(BenchArgs, "bench", args))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -185,6 +193,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "methods": methods,
     "tasks": tasks,
     "demo": demo,
+    "bench": bench,
 }
 
 

@@ -19,10 +19,10 @@ from unmoved.replay import Replay
 WARM_UP = 3  # updates that run eagerly before a capture: they make the optimisers' state and choose the kernels
 
 
-def compile_passes(agent: Agent) -> None:
+def compile_passes(agent: Agent, backend: str = "inductor") -> None:
     """Compile the functions that touch images. Optimisers are fused already; the terms are small."""
     for name in ("target_pass", "critic_pass", "actor_features", "actor_pass"):
-        setattr(agent, name, torch.compile(getattr(agent, name), dynamic=False))
+        setattr(agent, name, torch.compile(getattr(agent, name), dynamic=False, backend=backend))
 
 
 class Updater:
