@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from unmoved import checkpoint
+from unmoved.errors import UserError
 
 
 def save(run: Path, steps: int) -> Path:
@@ -40,7 +41,17 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage) -> None:
     assert parts is not None and parts["agent"]["x"][0] == 1
     assert len(said) == 1 and newest.name in said[0] and "damaged" in said[0]
     truncate(checkpoint.listed(tmp_path)[1] / "agent.pt")
-    assert checkpoint.load(tmp_path, ("agent",), said.append) is None
+    with pytest.raises(UserError, match="whole"):
+        checkpoint.load(tmp_path, ("agent",), said.append)
+
+
+def test_a_damaged_one_does_not_outlive_whole_ones(tmp_path: Path) -> None:
+    for steps in (1, 3):
+        save(tmp_path, steps)
+    truncate(checkpoint.listed(tmp_path)[0] / "agent.pt")
+    checkpoint.set_aside(tmp_path, 1)
+    save(tmp_path, 2)
+    assert [int(p.name) for p in checkpoint.listed(tmp_path)] == [2, 1]
 
 
 def test_a_draft_is_no_checkpoint(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ def test_help_needs_no_torch() -> None:
         (["train", "toy_reach", "--device", "cuda:77"], "cuda:77"),
         (["train", "no_such_module:make"], "no_such_module"),
         (["train", "gymnasium:nothing"], "nothing"),
+        (["train", "toy_reach", "--log-every", "0"], "log-every"),
+        (["train", "toy_reach", "--seed=-1"], "seed"),
+        (["train", "toy_reach", "--lr=-1"], "lr"),
         (["evaluate", "nowhere"], "config.json"),
         (["explain", "ourz"], "ours"),
     ],
@@ -78,9 +81,9 @@ def test_explain_has_the_configuration_s_numbers(capsys: pytest.CaptureFixture[s
     cli.main(["explain", "dmgb/ours"])
     text = capsys.readouterr().out
     assert "0.5 mean_strong" in text and "0.1 KL_author" in text and "0.5 sum_nu1" in text and "batch 128" in text
-    cli.main(["explain", "ours", "--preset", "drqv2", "--task", "cheetah_run"])
+    cli.main(["explain", "ours", "cheetah_run", "--preset", "drqv2", "--kl-weight", "0.7"])
     text = capsys.readouterr().out
-    assert "0.99^3" in text and "act1" in text and "alpha log pi(a'" not in text
+    assert "0.99^3" in text and "0.7 KL" in text and "act1" in text and "alpha log pi(a'" not in text
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,10 +29,10 @@ from unmoved import (
     load_agent,
 )
 from unmoved.config import Config, make_config
-from unmoved.errors import UserError
+from unmoved.errors import Diverged, UserError
 from unmoved.evaluate import EVALUATE, Evaluator, deterministic, uniform_random
 from unmoved.log import read_rows
-from unmoved.train import Diverged, Trainer, train
+from unmoved.train import Trainer, train
 
 TINY: dict[str, Any] = {
     "preset": "cpu", "method": "ours", "frames": 400, "action_repeat": 2, "image_size": 24, "batch_size": 4,
@@ -98,19 +98,16 @@ def test_a_killed_run_continues_exactly(task: str, tmp_path: Path) -> None:
     reference = config(tmp_path / "a", task, frames=frames, eval_every=120, eval_episodes=1)
     train(reference)
     c = config(tmp_path / "b", task, frames=frames, eval_every=120, eval_episodes=1)
-    rng, kills = random.Random(task), 0
-    for attempt in range(8):
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command(c), start_new_session=True, **pipes)
-        try:
-            # Long enough to get somewhere, short enough to be cut off.
-            _, error = process.communicate(timeout=600 if attempt == 7 or kills >= 2 else rng.uniform(6, 9))
-            assert process.returncode == 0, error.decode()
-            break
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            kills += 1
+    rng, total = random.Random(task), len(rows(reference.folder, "train.jsonl"))
+    for _ in range(2):
+        process = subprocess.Popen(command(c), stdout=subprocess.DEVNULL, start_new_session=True)
+        at = rng.randint(2, total - 2)  # somewhere in the run, at whatever instant the file has grown so far
+        while len(rows(c.folder, "train.jsonl")) < at:
+            assert process.poll() is None
+            time.sleep(rng.uniform(0, 0.05))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert subprocess.run(command(c), stdout=subprocess.DEVNULL).returncode == 0
     same(reference.folder, c.folder)
 
 
@@ -149,6 +146,57 @@ def test_a_finished_run_can_be_extended(whole: Path, tmp_path: Path) -> None:
     before = rows(folder, "eval.jsonl")
     assert train(config(tmp_path, frames=200)) == folder and rows(folder, "eval.jsonl") == before
     same(whole, train(config(tmp_path, frames=400)))
+
+
+def test_a_stop_in_the_last_step_still_evaluates(whole: Path, tmp_path: Path) -> None:
+    trainer = Trainer(config(tmp_path))
+    original = trainer.observe
+
+    def observe(action: Any) -> None:
+        original(action)
+        trainer.stop = trainer.steps == 200
+
+    trainer.observe = observe  # type: ignore[method-assign]
+    trainer.run()
+    assert len(rows(trainer.folder, "eval.jsonl")) == 4
+    same(whole, train(config(tmp_path)))
+
+
+@pytest.mark.parametrize("changes", [{"lag": 1}, {"keep_states": True}])
+def test_other_modes_continue_exactly_too(changes: dict[str, Any], tmp_path: Path) -> None:
+    a = train(config(tmp_path / "a", frames=200, **changes))
+    train(config(tmp_path / "b", frames=100, **changes))
+    same(a, train(config(tmp_path / "b", frames=200, **changes)))
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    trainer = Trainer(config(tmp_path))
+    with pytest.raises(UserError, match="another process"):
+        Trainer(config(tmp_path))
+    trainer.close()
+
+
+def test_signal_handlers_are_put_back(whole: Path) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_recipe_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    nu = View("nu", Shift())
+    mine, other = (Method("mine", Target(nu), (Bellman(nu, w),), (Improve(nu),)) for w in (1.0, 2.0))
+    folder = train(config(tmp_path, method="mine", frames=100), mine)
+    with pytest.raises(UserError, match="recipe"):
+        train(config(tmp_path, method="mine", frames=200), other)
+    assert folder.is_dir()
+
+
+def test_nothing_is_lost_when_no_checkpoint_is_whole(tmp_path: Path) -> None:
+    folder = train(config(tmp_path, frames=200))
+    before = rows(folder, "train.jsonl")
+    for place in checkpoint.listed(folder):
+        (place / "agent.pt").write_bytes(b"")
+    with pytest.raises(UserError, match=r"no checkpoint .* is whole"):
+        train(config(tmp_path, frames=400))
+    assert rows(folder, "train.jsonl") == before
 
 
 def test_another_configuration_is_refused(whole: Path) -> None:

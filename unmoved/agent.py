@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
@@ -37,6 +39,11 @@ class TargetPass:
     action: Tensor  # (K, B, |A|)
 
 
+def stream_seed(seed: int, name: str) -> int:
+    """Seeds of a run's random streams: unrelated to each other and to those of other runs."""
+    return int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
+
+
 class Agent:
     def __init__(
         self,
@@ -48,7 +55,7 @@ class Agent:
     ) -> None:
         self.config, self.method, self.action_dim = config, method, action_dim
         self.device = torch.device(device)
-        torch.manual_seed(config.seed)
+        torch.manual_seed(stream_seed(config.seed, "parameters"))
         self.nets = Networks(config, obs_shape, action_dim).to(self.device)
         self.entropy_bonus = config.policy != "clipped"  # DDPG has no temperature
         self.critic_params = [*self.nets.encoder.parameters(), *self.nets.critic.parameters()]
@@ -61,8 +68,8 @@ class Agent:
                 [self.nets.log_alpha], lr=config.alpha_lr, betas=(config.alpha_beta1, 0.999), **adam
             ),
         }
-        self.generator = Generator(self.device).manual_seed(config.seed)  # of the draws
-        self.acting = Generator(self.device).manual_seed(config.seed + 1)  # of exploration
+        self.generator = Generator(self.device).manual_seed(stream_seed(config.seed, "draws"))
+        self.acting = Generator(self.device).manual_seed(stream_seed(config.seed, "acting"))
 
     # -------------------------------------------------------------------------------------------- acting
 
@@ -101,10 +108,11 @@ class Agent:
         log_pi = next(iter(actor.log_pi.values())).detach()  # (B,) of the first policy term's first view
         if self.entropy_bonus:
             step(self.optimizers["alpha"], self.temperature_loss(log_pi), [self.nets.log_alpha])
-        for term in self.method.actor:
-            if isinstance(term, PolicyKL):  # in the tables' units and exactly, whichever is trained on
-                metrics |= {f"kl_{u}": term.distance(actor, u).detach().mean() for u in ("author", "exact")}
-        return metrics | {"actor_loss": loss.detach(), "entropy": -log_pi.mean(), "alpha": actor.alpha}
+            metrics |= {"entropy": -log_pi.mean(), "alpha": actor.alpha}
+        kl = next((term for term in self.method.actor if isinstance(term, PolicyKL)), None)
+        if kl is not None:  # in the tables' units and exactly, whichever is trained on
+            metrics |= {f"kl_{u}": kl.distance(actor, u).detach().mean() for u in ("author", "exact")}
+        return metrics | {"actor_loss": loss.detach()}
 
     @torch.no_grad()
     def target_pass(self, batch: Batch, draw: Draw, std: Tensor) -> TargetPass:
@@ -190,12 +198,12 @@ class Agent:
 
 def weigh(terms: Any, evaluated: Any) -> tuple[Tensor, Metrics]:
     """sum of weight x batch mean over the terms, and each term's own mean (a second one of a name is numbered)."""
-    values, metrics = [], Metrics()
+    values, metrics, seen = [], Metrics(), Counter[str]()
     for term in terms:
         value = term(evaluated).mean()
         values.append(term.weight * value)
-        again = sum(name == term.name or name.startswith(f"{term.name}_") for name in metrics)
-        metrics[f"{term.name}_{again + 1}" if again else term.name] = value.detach()
+        seen[term.name] += 1
+        metrics[f"{term.name}_{seen[term.name]}" if seen[term.name] > 1 else term.name] = value.detach()
     return torch.stack(values).sum(), metrics
 
 

@@ -19,11 +19,11 @@ from unmoved import envs
 from unmoved.agent import Agent
 from unmoved.compile import Updater
 from unmoved.config import Config, make_config
-from unmoved.evaluate import TRAIN, env_kwargs
+from unmoved.evaluate import TRAIN, env_kwargs, pick_device
 from unmoved.log import Meter, console
 from unmoved.methods import make_method
 from unmoved.replay import Replay
-from unmoved.train import Trainer, keep_memory, pick_device, resolve
+from unmoved.train import Trainer, keep_memory, resolve
 
 ON_GPU = ("drq/drq", "drq/ours", "drqv2/drqv2", "drqv2/ours", "dmgb/svea", "dmgb/ours")
 ON_CPU = ("cpu/drq", "cpu/ours")  # the paper's batches take seconds per update there

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from unmoved.errors import UserError
+
 
 def digest(path: Path) -> str:
     with path.open("rb") as file:
@@ -34,7 +36,8 @@ def save(run: Path, steps: int, parts: dict[str, Any]) -> Path:
     """Write the parts beside the older checkpoints; only a rename makes them one. The previous one stays."""
     folder = run / "checkpoint"
     draft, final = folder / f"draft-{steps}", folder / f"{steps:010d}"
-    shutil.rmtree(draft, ignore_errors=True)
+    for left in folder.glob("draft-*"):  # of a save that was cut off
+        shutil.rmtree(left)
     draft.mkdir(parents=True)
     manifest = {}
     for name, part in parts.items():
@@ -73,10 +76,20 @@ def problem(folder: Path, names: tuple[str, ...]) -> str | None:
 
 
 def load(run: Path, names: tuple[str, ...], say: Callable[[str], None], device: Any = "cpu") -> dict[str, Any] | None:
-    """The newest whole checkpoint's parts. One that is damaged is named and passed over."""
-    for folder in listed(run):
+    """The newest whole checkpoint's parts, None where there never was one. A damaged one is named and passed over."""
+    folders = listed(run)
+    for folder in folders:
         wrong = problem(folder, names)
         if wrong is None:
             return {name: torch.load(folder / f"{name}.pt", map_location=device, weights_only=True) for name in names}
         say(f"checkpoint {folder.name} is damaged ({wrong}); trying the previous one")
+    if folders:
+        raise UserError(f"no checkpoint of {run} is whole. To start over, remove the folder.")
     return None
+
+
+def set_aside(run: Path, steps: int) -> None:
+    """Rename what is newer than the checkpoint in use: it was found damaged, and must not outlive whole ones."""
+    for folder in listed(run):
+        if int(folder.name) > steps:
+            folder.rename(folder.with_name(f"damaged-{folder.name}"))

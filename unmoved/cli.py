@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from unmoved.config import PRESETS, Config, make_config
-from unmoved.errors import UserError, unknown
+from unmoved.errors import Diverged, UserError, unknown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,7 @@ def parse(kind: type[T], command: str, args: list[str], default: T | None = None
     return tyro.cli(kind, prog=f"unmoved {command}", args=args, config=(tyro.conf.HelptextFromCommentsOff,), **extra)
 
 
-def parse_config(command: str, args: list[str]) -> Config:
+def parse_config(command: str, args: list[str], task: str = "") -> Config:
     """Twice: the task and the preset, once known, decide the defaults of everything else."""
     preset = "drq"
     for i, word in enumerate(args):
@@ -33,25 +33,19 @@ def parse_config(command: str, args: list[str]) -> Config:
             preset = args[i + 1]
         elif word.startswith("--preset="):
             preset = word.split("=", 1)[1]
-    first = parse(Config, command, args, replace(make_config(preset=preset), task=""))
+    first = parse(Config, command, args, replace(make_config(preset=preset), task=task))
     if not first.task:
         raise UserError(f"name a task, such as: unmoved {command} walker_walk. `unmoved tasks` lists them.")
     default = make_config(first.task, preset=preset)
-    args = [default.task if word == first.task else word for word in args]
-    return parse(Config, command, args, default)
+    return replace(parse(Config, command, args, default), task=default.task)
 
 
 def train(args: list[str]) -> None:
     """Train a method on a task, or continue a run."""
     config = parse_config("train", args)
-    from unmoved.train import Diverged
     from unmoved.train import train as run
 
-    try:
-        run(config)
-    except Diverged as error:
-        print(f"unmoved: {error}", file=sys.stderr)
-        sys.exit(3)
+    run(config)
 
 
 @dataclass(frozen=True)
@@ -80,9 +74,11 @@ def evaluate(args: list[str]) -> None:
 
     agent, config, steps = load_agent(a.run, console.print, a.device)
     evaluator = Evaluator(config, min(a.workers, a.episodes))
-    with console.status(f"{a.episodes} episodes of {config.task}"):
-        result = evaluator.run(deterministic(agent), a.episodes, a.first)
-    evaluator.close()
+    try:
+        with console.status(f"{a.episodes} episodes of {config.task}"):
+            result = evaluator.run(deterministic(agent), a.episodes, a.first)
+    finally:
+        evaluator.close()
     row = {"frames": steps * config.action_repeat, "steps": steps, "background": "train", "first": a.first}
     Rows(a.run / "evaluations.jsonl").write(row | result.row())
     mean, std = result.row()["return_mean"], result.row()["return_std"]
@@ -96,21 +92,14 @@ def evaluate(args: list[str]) -> None:
         console.print(f"video: {path}")
 
 
-@dataclass(frozen=True)
-class ExplainArgs:
-    """Print the two losses of a method with a configuration's numbers."""
-
-    method: Annotated[str, tyro.conf.Positional]
-    """Such as ours, or with a preset: dmgb/ours."""
-    preset: str = "drq"
-    task: str = "walker_walk"
-
-
 def explain(args: list[str]) -> None:
-    """Print the two losses of a method."""
-    a = parse(ExplainArgs, "explain", args)
-    preset, _, method = a.method.rpartition("/")
-    config = make_config(a.task, preset=preset or a.preset, method=method)
+    """Print the two losses of a method with a configuration's numbers."""
+    if not args or args[0].startswith("-"):
+        print("usage: unmoved explain [PRESET/]METHOD [TASK] [OPTIONS of unmoved train]\n\nPrint the two losses.")
+        return
+    preset, _, method = args[0].rpartition("/")
+    rest = [*args[1:], "--method", method, *(["--preset", preset] if preset else [])]
+    config = parse_config("explain", rest, task="walker_walk")
     from unmoved.log import console
     from unmoved.methods import find_recipe, make_method
 
@@ -226,6 +215,9 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         print(f"unmoved: {error}", file=sys.stderr)
         sys.exit(2)
+    except Diverged as error:
+        print(f"unmoved: {error}", file=sys.stderr)
+        sys.exit(3)
     except KeyboardInterrupt:
         sys.exit(130)
 

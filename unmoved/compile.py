@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from unmoved.agent import Agent
-from unmoved.log import Meter
+from unmoved.agent import Agent, Batch
+from unmoved.log import Meter, console
 from unmoved.losses import Draw
 from unmoved.replay import Replay
 
@@ -37,7 +37,11 @@ class Updater:
     def __init__(self, agent: Agent, replay: Replay, sampling: Generator, meter: Meter) -> None:
         self.agent, self.replay, self.sampling, self.meter = agent, replay, sampling, meter
         self.std = torch.zeros((), device=agent.device)
+        self.batch: Batch | None = None
         self.use_graphs = agent.config.compile and agent.device.type == "cuda"
+        if self.use_graphs and not agent.method.capturable():
+            console.print("a transformation of this method draws on the host: updates run eagerly, and slower")
+            self.use_graphs = False
         self.sample: Callable[[], None] = self._graphed(self._sample) if self.use_graphs else self._sample
         self.kinds: dict[tuple[bool, bool], Callable[[], None]] = {
             (actor, target): partial(self._update, actor, target) for actor in (False, True) for target in (False, True)
@@ -57,7 +61,7 @@ class Updater:
 
     def _sample(self) -> None:
         batch = self.replay.sample(self.agent.config.batch_size, self.sampling)
-        if not self.use_graphs or not hasattr(self, "batch"):
+        if not self.use_graphs or self.batch is None:
             self.batch = batch
         else:  # the update's graph reads the same memory every time
             for name, value in vars(batch).items():
@@ -65,9 +69,9 @@ class Updater:
 
     def _update(self, actor: bool, target: bool) -> None:
         agent, batch = self.agent, self.batch
+        assert batch is not None and batch.index is not None
         draw = Draw.sample(agent.method, len(batch.reward), agent.action_dim, agent.generator)
         metrics = agent.update(batch, draw, self.std, actor=actor, target=target)
-        assert batch.index is not None
         self.meter.add(metrics, batch.index)
 
 
@@ -131,6 +135,15 @@ class Acting:
             torch._foreach_copy_(ours, theirs)
             if self.fast:
                 self.fresh.record()
+
+    def state(self) -> list[dict[str, Tensor]]:
+        return [m.state_dict() for m in self.held] if self.lag else []
+
+    def load_state(self, state: list[dict[str, Tensor]]) -> None:
+        for module, values in zip(self.held, state, strict=False):
+            module.load_state_dict(values)
+        if self.fast:
+            self.fresh.record()
 
     @torch.no_grad()
     def __call__(self, obs: NDArray[np.uint8], std: float) -> NDArray[np.float32]:

@@ -178,7 +178,7 @@ class Config:
     compile: bool = True
     """On a GPU: compile the passes and replay each update as one CUDA graph. Takes half a minute at the start."""
     lag: Literal[0, 1] = 0
-    """Updates by which the acting policy may be behind. 1 overlaps acting with the update; 0 resumes exactly."""
+    """Updates by which the acting policy is behind: 1 lets acting overlap with the update on a GPU."""
     runs: Path = Path("runs")
     """Folder of all runs; this one is <runs>/<preset>/<task>/<method>/<seed>."""
 
@@ -187,7 +187,15 @@ class Config:
             if not ok:
                 raise UserError(sentence)
 
+        object.__setattr__(self, "runs", Path(self.runs))  # from Python a plain string will do
         need(self.frames > 0, "frames must be positive")
+        need(self.seed >= 0, "seed must not be negative")
+        need(min(self.lr, self.alpha_lr, self.init_temperature) > 0, "lr, alpha-lr and init-temperature are positive")
+        need(0 < self.discount <= 1, "discount lies between 0 and 1")
+        need(self.log_every > 0 and self.eval_workers > 0, "log-every and eval-workers must be positive")
+        need(self.checkpoint_every >= 0 and self.burst >= 0, "checkpoint-every and burst must not be negative")
+        need(min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0 and len(self.strides) > 0
+             and min(self.strides) > 0, "sizes and strides of the networks must be positive")
         need(self.action_repeat > 0, "action-repeat must be positive")
         need(self.batch_size > 0, "batch-size must be positive")
         need(self.n_step > 0 and self.stack > 0, "n-step and stack must be positive")
@@ -244,7 +252,7 @@ class Config:
 
 
 # What may change when a run is continued.
-FREE_TO_CHANGE = {"runs", "frames", "device", "checkpoint_every", "video", "tensorboard", "eval_workers"}
+FREE_TO_CHANGE = {"runs", "frames", "checkpoint_every", "video", "tensorboard", "eval_workers"}
 
 
 def differences(old: Config, new: Config) -> list[str]:

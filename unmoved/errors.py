@@ -11,6 +11,10 @@ class UserError(Exception):
     """Bad input. The command line prints the message alone and exits with 2."""
 
 
+class Diverged(RuntimeError):
+    """A loss or a parameter is no longer finite. The command line exits with 3."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> NoReturn:
     """Refuse a name, with its nearest neighbours among the known ones."""
     names = sorted(known)

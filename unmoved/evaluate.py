@@ -99,14 +99,27 @@ def uniform_random(action_dim: int, seed: int) -> Act:
     return lambda obs: rng.uniform(-1, 1, (len(obs), action_dim)).astype(np.float32)
 
 
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and graphs are made on the current device
+    return device
+
+
 def load_agent(run: Path, say: Callable[[str], None], device: str = "cpu") -> tuple[Agent, Config, int]:
     """The trained agent of a run folder, its configuration and its agent steps."""
-    config = Config.load(run)
-    parts = checkpoint.load(run, ("agent",), say, device)
+    config, place = Config.load(run), pick_device(device)
+    parts = checkpoint.load(run, ("agent",), say, place)
     if parts is None:
         raise UserError(f"{run} has no whole checkpoint yet")
     state = parts["agent"]
     method = make_method(replace(config, method="sac"))  # acting needs no losses, nor the images behind an overlay
-    agent = Agent(config, method, tuple(state["obs_shape"]), state["action_dim"], device)
-    agent.load_state(state["agent"])
+    agent = Agent(config, method, tuple(state["obs_shape"]), state["action_dim"], place)
+    agent.nets.load_state_dict(state["agent"]["nets"])  # acting needs neither optimisers nor random streams
     return agent, config, state["steps"]

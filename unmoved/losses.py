@@ -120,14 +120,14 @@ class Draw:
         return x if base is None else self.image(x, base, prime)
 
 
-def with_bases(chosen: Iterable[Sample]) -> list[Sample]:
-    """The samples and those they are taken on, bases first."""
+def with_bases(chosen: Iterable[Sample], all_of_them: bool = False) -> list[Sample]:
+    """The samples and those they are taken on, bases first; each key once unless all are asked for."""
     out: list[Sample] = []
     for s in chosen:
         base = s.view.base(s.index)
-        out += with_bases([base]) if base is not None else []
+        out += with_bases([base], all_of_them) if base is not None else []
         out.append(s)
-    return unique(out)
+    return out if all_of_them else unique(out)
 
 
 # ------------------------------------------------------------------------------------------------ the target Y
@@ -441,6 +441,21 @@ class Method:
     target: Target
     critic: tuple[CriticTerm, ...]
     actor: tuple[ActorTerm, ...]
+
+    def __post_init__(self) -> None:
+        """A view is known by its name, so one name must not mean two views; and something must act."""
+        for used in ([*self.critic_samples(), *self.actor_samples()], samples(self.target.mu)):
+            seen: dict[str, View] = {}
+            for s in with_bases(used, all_of_them=True):
+                first = seen.setdefault(s.view.name, s.view)
+                same = (first.transform, first.samples) == (s.view.transform, s.view.samples)
+                assert same, f"two different views of {self.name} are called {s.view.name}"
+        assert any(term.acting for term in self.actor), f"no term of {self.name} samples an action"
+
+    def capturable(self) -> bool:
+        """Whether every transformation stays on the GPU, so that an update can be a CUDA graph."""
+        used = [*self.critic_samples(), *self.actor_samples(), *samples(self.target.mu)]
+        return all(s.view.transform.capturable for s in with_bases(used, all_of_them=True))
 
     def critic_samples(self) -> list[Sample]:
         return unique(s for term in self.critic for s in term.needs)

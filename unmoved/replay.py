@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from unmoved.agent import Batch
+from unmoved.errors import UserError
 
 
 class Turns:
@@ -22,6 +23,11 @@ class Turns:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self.stream is not None:
             self.sampled, self.stored = torch.cuda.Event(), torch.cuda.Event()
+
+    def settle(self) -> None:
+        """Wait until all is written."""
+        if self.stream is not None:
+            torch.cuda.synchronize(self.stream.device)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -70,7 +76,11 @@ class Replay:
         self.device = torch.device(device)
         frame = (obs_shape[0] // stack, *obs_shape[1:])
         rows = {"device": self.device}
-        self.frames = torch.zeros(self.slots, *frame, dtype=torch.uint8, **rows)  # type: ignore[call-overload]
+        try:
+            self.frames = torch.zeros(self.slots, *frame, dtype=torch.uint8, **rows)  # type: ignore[call-overload]
+        except RuntimeError:  # torch.cuda.OutOfMemoryError is one
+            size = f"{self.slots * int(np.prod(frame)) / 1e9:.1f} GB"
+            raise UserError(f"the replay's {size} do not fit on {self.device}: choose a smaller --capacity") from None
         self.action = torch.zeros(self.slots, action_dim, **rows)  # type: ignore[call-overload]
         self.reward = torch.zeros(self.slots, device=self.device)
         self.alive = torch.ones(self.slots, device=self.device)  # 0 where the step terminated the episode
@@ -84,6 +94,7 @@ class Replay:
         self.head = self.tail = 0  # starts ever queued, ever dropped
         self.episode = 0  # first slot of the present episode
         self.oldest = np.zeros(capacity, dtype=np.int64)  # oldest slot that each queued start needs
+        self.turns.settle()
 
     def __len__(self) -> int:
         return self.head - self.tail
@@ -185,8 +196,15 @@ class Replay:
 
     def state(self) -> dict[str, Any]:
         rows = min(self.written, self.slots)
+
+        def part(whole: Tensor) -> Tensor:
+            """The written rows. A slice of a tensor on the host is copied, or torch.save would store it all."""
+            written = whole[:rows]
+            return written.clone() if not whole.is_cuda and rows < self.slots else written.cpu()
+
+        self.turns.settle()
         return {
-            **{name: getattr(self, name)[:rows].cpu().clone() for name in self.ARRAYS},  # a slice would save it all
+            **{name: part(getattr(self, name)) for name in self.ARRAYS},
             **{name: getattr(self, name) for name in self.COUNTERS},
             "states": torch.from_numpy(self.states[:rows].copy()),
             "starts": self.starts,
@@ -203,3 +221,4 @@ class Replay:
         self.starts.copy_(state["starts"])
         self.oldest[:] = state["oldest"].numpy()
         self._publish()
+        self.turns.settle()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import platform
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -18,36 +20,23 @@ from numpy.typing import NDArray
 
 import unmoved
 from unmoved import checkpoint
-from unmoved.agent import Agent
+from unmoved.agent import Agent, stream_seed
 from unmoved.compile import Acting, Updater
 from unmoved.config import Config, differences
 from unmoved.envs import canonical
 from unmoved.envs.worker import EnvProcess
-from unmoved.errors import UserError
-from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs
+from unmoved.errors import Diverged, UserError
+from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs, pick_device
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
 from unmoved.losses import Method
 from unmoved.methods import make_method
 from unmoved.replay import Replay
 
 
-class Diverged(RuntimeError):
-    """A loss is no longer finite."""
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
-    return device
-
-
 def resolve(config: Config, device: torch.device) -> Config:
-    """Settle what depends on the machine, so that the run's record says what was done."""
+    """Settle what depends on the machine, so that the run's record says what was done. A run stays on its kind of
+    device: random streams of a CPU and of a GPU are not the same."""
+    config = replace(config, device=device.type, task=canonical(config.task))
     if config.precision == "auto":
         config = replace(config, precision="bf16" if device.type == "cuda" else "fp32")
     if config.compile and device.type == "cpu":
@@ -70,31 +59,40 @@ class Trainer:
     """One run. `run()` is the whole story; the rest are its sentences."""
 
     def __init__(self, config: Config, method: Method | None = None) -> None:
-        canonical(config.task)  # refuses unknown names before anything is written
         self.device = pick_device(config.device)
-        config = resolve(config, self.device)
+        config = resolve(config, self.device)  # refuses unknown names before anything is written
         if self.device.type == "cpu":
             keep_memory()
         method = method or make_method(config)
         self.config, self.folder = config, config.folder
-        check_folder(config)
+        check_folder(config, method)
+        self.writer = tensorboard(self.folder) if config.tensorboard else None
         self.env = EnvProcess(**env_kwargs(config, TRAIN))
-        action_dim = self.env.action_dim
-        self.agent = Agent(config, method, self.env.obs_shape, action_dim, self.device)
+        try:
+            self._prepare(method)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _prepare(self, method: Method) -> None:
+        config, env = self.config, self.env
+        if config.keep_states and not env.state_size:
+            raise UserError(f"{config.task} cannot give its simulator's state: run without --keep-states")
+        self.agent = Agent(config, method, env.obs_shape, env.action_dim, self.device)
         self.replay = Replay(
             config.capacity,
-            self.env.obs_shape,
-            action_dim,
+            env.obs_shape,
+            env.action_dim,
             stack=config.stack,
             n_step=config.n_step,
             discount=config.discount,
-            episode_steps=self.env.episode_steps,
-            state_size=self._state_size(),
+            episode_steps=env.episode_steps,
+            state_size=env.state_size if config.keep_states else 0,
             device=self.device,
         )
-        self.acting = Acting(self.agent, self.env.obs_shape)
-        self.sampling = torch.Generator(self.device).manual_seed(config.seed + 2)
-        self.exploring = np.random.default_rng([config.seed, 3])  # of the first, uniform actions
+        self.acting = Acting(self.agent, env.obs_shape)
+        self.sampling = torch.Generator(self.device).manual_seed(stream_seed(config.seed, "sampling"))
+        self.exploring = np.random.default_rng(stream_seed(config.seed, "exploring"))  # the first, uniform actions
         self.evaluator: Evaluator | None = None
         self.steps = self.frames = self.updates = 0
         self.evaluated = -1  # agent steps at the last evaluation
@@ -105,29 +103,19 @@ class Trainer:
         self.updater = Updater(self.agent, self.replay, self.sampling, self.meter)
         self.stop = False
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_config(config, self.device)
+        self.lock = lock(self.folder)
+        write_config(config, method, self.device)
         self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
         self.restore()
-
-    def _state_size(self) -> int:
-        if not self.config.keep_states:
-            return 0
-        self.env.reset(0)
-        state = self.env.state()
-        if state is None:
-            raise UserError(f"{self.config.task} cannot give its simulator state: run without --keep-states")
-        self.env.restore({"seed": self.config.seed, "episode": -1, "actions": np.zeros((0, self.env.action_dim)),
-                          "obs": np.zeros(self.env.obs_shape, np.uint8)})  # fmt: skip
-        return state.size
 
     # -------------------------------------------------------------------------------------------- the loop
 
     def run(self) -> None:
         config = self.config
         total, eval_steps = config.total_steps, max(1, config.eval_every // config.action_repeat)
-        checkpoint_steps = config.checkpoint_every // config.action_repeat
+        checkpoint_steps = max(1, config.checkpoint_every // config.action_repeat) if config.checkpoint_every else 0
         display = Display(f"{config.preset}/{config.method} {config.task}", config.frames, self.frames)
-        self._catch_signals()
+        handlers = self._catch_signals()
         try:
             while self.steps < total and not self.stop:
                 if self.steps % eval_steps == 0 and self.steps != self.evaluated:
@@ -137,8 +125,8 @@ class Trainer:
                 action = self.choose_action()
                 self.env.send_step(action)  # physics and rendering go on while the agent learns
                 self.acting.refresh()
-                for _ in range(self.updates_due()):
-                    self.update()
+                for gate in self.updates_due():
+                    self.update(gate)
                 self.observe(action)
                 if self.steps % config.log_every == 0:
                     self.log()
@@ -153,6 +141,8 @@ class Trainer:
         finally:
             display.close()
             self.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     def begin_episode(self) -> None:
         self.obs = self.env.reset()
@@ -166,19 +156,25 @@ class Trainer:
         action = self.acting(self.obs, self.config.std(self.steps))
         if not np.isfinite(action).all():
             self.check_finite()  # says which batch it was
+            raise Diverged(f"the policy's action is not finite at {self.frames:,} frames")
         return action
 
-    def updates_due(self) -> int:
+    def updates_due(self) -> list[int]:
+        """The updates of this step, each with the count that gates actor and target: as in the references the agent
+        step (which stands still during a burst), or the update where a step has several."""
         c = self.config
         if self.steps < c.random_steps or len(self.replay) == 0:
-            return 0
-        burst = c.burst if self.steps == c.random_steps else 0
-        return burst + (c.updates_per_step if self.steps % c.update_every == 0 else 0)
+            return []
+        burst = [self.steps] * c.burst if self.steps == c.random_steps else []
+        if self.steps % c.update_every:
+            return burst
+        if c.updates_per_step == 1:
+            return [*burst, self.steps // c.update_every]
+        done = self.updates + len(burst)
+        return [*burst, *range(done, done + c.updates_per_step)]
 
-    def update(self) -> None:
-        """Gated by the agent step, as in the references; by the update when a step has several."""
+    def update(self, gate: int) -> None:
         c = self.config
-        gate = self.updates if c.updates_per_step > 1 else self.steps // c.update_every
         self.updater(c.std(self.steps), actor=gate % c.actor_every == 0, target=gate % c.target_every == 0)
         self.updates += 1
 
@@ -207,8 +203,7 @@ class Trainer:
         means = self.check_finite()
         row = self.counters() | {"updates": self.updates} | jsonable({"episode_return": self.last_return, **means})
         self.train_rows.write(row)
-        if self.config.tensorboard:
-            self._tensorboard("train", {k: v for k, v in row.items() if k not in ("frames", "steps")})
+        self._show("train", {k: v for k, v in row.items() if k not in ("frames", "steps")})
         self.meter.clear()
 
     def check_finite(self) -> dict[str, float]:
@@ -239,31 +234,27 @@ class Trainer:
         row = self.counters() | {"background": "train"} | result.row()
         self.eval_rows.write(row)
         self.evaluated = self.steps
-        if c.tensorboard:
-            self._tensorboard("eval", {"return_mean": row["return_mean"]})
+        self._show("eval", {"return_mean": row["return_mean"]})
         if c.video:
             write_video(self.folder / "video" / f"{self.frames}.mp4", result.frames)
         return row
 
-    def _tensorboard(self, group: str, values: dict[str, Any]) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ModuleNotFoundError:
-            raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'") from None
-        if not hasattr(self, "_writer"):
-            self._writer = SummaryWriter(str(self.folder / "tensorboard"))
+    def _show(self, group: str, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(f"{group}/{name}", value, self.frames)
+            if self.writer is not None and value is not None:
+                self.writer.add_scalar(f"{group}/{name}", value, self.frames)
 
     # -------------------------------------------------------------------------------------------- keeping
 
     def save(self) -> None:
         self.check_finite()  # a bad state never replaces a good one
+        if not all(bool(p.isfinite().all()) for p in self.agent.nets.parameters()):
+            raise Diverged(f"a parameter is not finite at {self.frames:,} frames")
         snapshot = self.env.snapshot()
         parts = {
             "agent": {
                 "agent": self.agent.state(),
+                "acting": self.acting.state(),
                 "obs_shape": list(self.env.obs_shape),
                 "action_dim": self.env.action_dim,
                 "steps": self.steps,
@@ -292,7 +283,9 @@ class Trainer:
                 rows.keep(0)
             return
         state = parts["agent"]
+        checkpoint.set_aside(self.folder, state["steps"])
         self.agent.load_state(state["agent"])
+        self.acting.load_state(state["acting"])
         self.replay.load_state(parts["replay"])
         self.steps, self.frames, self.updates = state["steps"], state["frames"], state["updates"]
         self.evaluated, self.seconds_before = state["evaluated"], state["seconds"]
@@ -304,45 +297,65 @@ class Trainer:
         for rows in (self.train_rows, self.eval_rows):
             rows.keep(state["rows"][rows.path.name])
         self.meter.load_state(state["meter"])
-        if self.steps >= self.config.total_steps:
-            console.print(f"{self.folder} is complete: {self.frames:,} frames")
-        else:
+        if self.steps < self.config.total_steps:
             console.print(f"continuing {self.folder} at {self.frames:,} frames")
 
-    def _catch_signals(self) -> None:
-        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once."""
+    def _catch_signals(self) -> dict[int, Any]:
+        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once.
+        Returns the handlers that were in place."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             if self.stop:
                 raise KeyboardInterrupt
             self.stop = True
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                signal.signal(number, on_signal)
-            except ValueError:  # not the main thread: the caller handles signals
-                return
+        if threading.current_thread() is not threading.main_thread():
+            return {}  # Python allows handlers in the main thread only: the caller's business
+        return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def close(self) -> None:
         self.env.close()
         if self.evaluator is not None:
             self.evaluator.close()
-        if hasattr(self, "_writer"):
-            self._writer.close()
+        if self.writer is not None:
+            self.writer.close()
+        self.lock.close()
 
 
-def check_folder(config: Config) -> None:
+def lock(folder: Path) -> IO[str]:
+    """Two processes must not write one run. The lock goes with the process, however it ends."""
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(f"{folder} is being trained by another process") from None
+    return file
+
+
+def tensorboard(folder: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'") from None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def check_folder(config: Config, method: Method) -> None:
     """An existing run must be this one."""
-    if (config.folder / "config.json").is_file():
-        changed = differences(Config.load(config.folder), config)
-        if changed:
-            raise UserError(
-                f"{config.folder} was begun with another configuration:\n  " + "\n  ".join(changed)
-                + "\nContinue it with its own options, choose another --seed or --runs, or remove the folder."
-            )  # fmt: skip
+    if not (config.folder / "config.json").is_file():
+        return
+    changed = differences(Config.load(config.folder), config)
+    recipe = config.folder / "recipe.txt"
+    if recipe.is_file() and recipe.read_text() != f"{method}\n":
+        changed.append(f"recipe:\n{recipe.read_text()}->\n{method}")
+    if changed:
+        raise UserError(
+            f"{config.folder} was begun with another configuration:\n  " + "\n  ".join(changed)
+            + "\nContinue it with its own options, choose another --seed or --runs, or remove the folder."
+        )  # fmt: skip
 
 
-def write_config(config: Config, device: torch.device) -> None:
+def write_config(config: Config, method: Method, device: torch.device) -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     machine = {"unmoved": unmoved.__version__, "torch": torch.__version__, "python": platform.python_version(),
                "device": name}  # fmt: skip
@@ -350,13 +363,15 @@ def write_config(config: Config, device: torch.device) -> None:
     path.with_suffix(".tmp").write_text(json.dumps(config.to_json(), indent=1))
     path.with_suffix(".tmp").replace(path)
     (config.folder / "machine.json").write_text(json.dumps(machine, indent=1))
+    (config.folder / "recipe.txt").write_text(f"{method}\n")
 
 
 def train(config: Config, method: Method | None = None) -> Path:
     """Train, or continue, the run of a configuration; returns its folder. `method`: a recipe of one's own, whose name
     in the configuration is then only a name."""
     trainer = Trainer(config, method)
-    if trainer.steps >= config.total_steps:
+    if trainer.steps >= config.total_steps and trainer.evaluated == trainer.steps:
+        console.print(f"{config.folder} is complete: {trainer.frames:,} frames")
         trainer.close()
     else:
         trainer.run()

@@ -47,6 +47,7 @@ class Transformation:
     """A family f_tau. Subclasses give `sample` and `__call__`; the rest where it exists."""
 
     step: float = 1e-2  # of the finite difference behind `tangent`, in tau's units
+    capturable: bool = True  # needs nothing from the host when applied, so that it can be part of a CUDA graph
 
     @property
     def name(self) -> str:
@@ -100,7 +101,7 @@ class AtIdentity(Transformation):
     """A family held at its identity: its tangent is the one at the original state."""
 
     def __init__(self, family: Transformation) -> None:
-        self.family = family
+        self.family, self.capturable = family, family.capturable
 
     @property
     def name(self) -> str:
@@ -468,6 +469,7 @@ class Compose(Transformation):
     def __init__(self, *families: Transformation) -> None:
         assert families, "Compose needs at least one family"
         self.families = families
+        self.capturable = all(f.capturable for f in families)
 
     @property
     def name(self) -> str:
@@ -501,6 +503,7 @@ class Mixture(Transformation):
     def __init__(self, *parts: tuple[Transformation, float]) -> None:
         self.families = tuple(f for f, _ in parts)
         self.probabilities = tuple(p for _, p in parts)
+        self.capturable = all(f.capturable for f in self.families)
         assert parts and abs(sum(self.probabilities) - 1) < 1e-6, "a mixture's probabilities sum to 1"
 
     @property
@@ -537,6 +540,8 @@ class FromModule(Transformation):
     is passed with the same seed. `per_sample` calls the module once per state, for modules that draw one parameter for
     a whole batch; otherwise the batch's first seed decides. Reading the seed waits for the GPU: slower than a family.
     """
+
+    capturable = False
 
     def __init__(self, module: nn.Module, per_sample: bool = False) -> None:
         self.module, self.per_sample = module, per_sample

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,20 +19,24 @@ from unmoved.envs.pixels import Stateful
 from unmoved.errors import UserError
 
 
-def serve(pipe: Connection, kwargs: dict[str, Any]) -> None:
-    """The child: answers (method, arguments) with (True, result) or (False, exception)."""
+def main(handle: int) -> None:
+    """The child: makes its environment from the first message, then answers (method, arguments) with (True, result) or
+    (False, what went wrong)."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it may want a last checkpoint
         signal.signal(number, signal.SIG_IGN)
     os.environ["LP_NUM_THREADS"] = "1"  # software GL: one core per environment
+    pipe: Connection[Any, Any] = Connection(handle)
     env: envs.PixelEnv | None = None
     try:
-        env = envs.make(**kwargs)
-        pipe.send((True, (env.observation_space.shape, env.action_space.shape, env.episode_steps)))
+        env = envs.make(**pipe.recv())
+        simulator = env.simulator
+        state_size = simulator.state_size if isinstance(simulator, Stateful) else 0
+        pipe.send((True, (env.observation_space.shape, env.action_space.shape, env.episode_steps, state_size)))
         while True:
             name, args = pipe.recv()
             if name == "state":
-                simulator = env.simulator
-                pipe.send((True, simulator.get_state() if isinstance(simulator, Stateful) else None))
+                assert isinstance(simulator, Stateful)
+                pipe.send((True, simulator.get_state()))
             elif name == "reset":
                 pipe.send((True, env.reset(options=args[0])))
             else:
@@ -49,19 +55,21 @@ class EnvProcess:
     """A PixelEnv behind a pipe. `send_step` and `receive` let the caller work in between."""
 
     def __init__(self, **kwargs: Any) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked OpenGL or CUDA context is a broken one
-        self._pipe, child = context.Pipe()
-        self._process = context.Process(target=serve, args=(child, kwargs), daemon=True)
-        self._process.start()
+        # A fresh interpreter, not multiprocessing's: a forked OpenGL or CUDA context is a broken one, and a spawned
+        # process would import the caller's script again. It ends by itself when this end of the pipe closes.
+        self._pipe, child = multiprocessing.Pipe()
+        words = [sys.executable, "-c", f"from unmoved.envs.worker import main; main({child.fileno()})"]
+        path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(words, pass_fds=[child.fileno()], env=path)
         child.close()
-        self.obs_shape, (self.action_dim,), self.episode_steps = self.receive()
+        self._pipe.send(kwargs)
+        self.obs_shape, (self.action_dim,), self.episode_steps, self.state_size = self.receive()
 
     def receive(self) -> Any:
         try:
             ok, value = self._pipe.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join(5)
-            raise RuntimeError(f"the environment's process died (exit code {self._process.exitcode})") from None
+            raise RuntimeError(f"the environment's process died (exit code {self._process.wait(5)})") from None
         if ok:
             return value
         mendable, text = value
@@ -87,11 +95,13 @@ class EnvProcess:
     def restore(self, snapshot: Any) -> NDArray[np.uint8]:
         return self._call("restore", snapshot)
 
-    def state(self) -> NDArray[np.float64] | None:
+    def state(self) -> NDArray[np.float64]:
         return self._call("state")
 
     def close(self) -> None:
         self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
