@@ -273,8 +273,8 @@ DMGB: dict[str, Any] = {
     "camera": 0,
 }  # fmt: skip
 CPU: dict[str, Any] = {
-    "frames": 28_000, "action_repeat": 4, "image_size": 64, "shadow_map": 512, "batch_size": 32, "capacity": 20_000,
-    "random_steps": 500, "n_step": 3, "strides": (3, 2, 1), "filters": 16, "hidden_dim": 256, "eval_every": 7_000,
+    "frames": 40_000, "action_repeat": 4, "image_size": 64, "shadow_map": 512, "batch_size": 32, "capacity": 20_000,
+    "random_steps": 500, "n_step": 3, "strides": (3, 2, 1), "filters": 16, "hidden_dim": 256, "eval_every": 10_000,
     "eval_episodes": 5, "eval_workers": 2, "log_every": 250,
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ class DemoArgs:
     """Train on a real task on this machine, in minutes, and show what was learnt."""
 
     task: str = "finger_spin"
-    method: str = "drq"
+    method: str = "rad"
     seed: int = 1
     frames: Count = PRESETS["cpu"]["frames"]
     runs: Path = Path("demo")

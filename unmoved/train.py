@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -66,7 +67,8 @@ class Trainer:
         method = method or make_method(config)
         self.config, self.folder = config, config.folder
         check_folder(config, method)
-        self.writer = tensorboard(self.folder) if config.tensorboard else None
+        if config.tensorboard and find_spec("tensorboardX") is None:
+            raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'")
         self.env = EnvProcess(**env_kwargs(config, TRAIN))
         try:
             self._prepare(method)
@@ -104,6 +106,7 @@ class Trainer:
         self.stop = False
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.folder)
+        self.writer = tensorboard(self.folder) if config.tensorboard else None
         write_config(config, method, self.device)
         self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
         self.restore()
@@ -333,10 +336,8 @@ def lock(folder: Path) -> IO[str]:
 
 
 def tensorboard(folder: Path) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ModuleNotFoundError:
-        raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'") from None
+    from tensorboardX import SummaryWriter
+
     return SummaryWriter(str(folder / "tensorboard"))
 
 
@@ -371,8 +372,8 @@ def train(config: Config, method: Method | None = None) -> Path:
     in the configuration is then only a name."""
     trainer = Trainer(config, method)
     if trainer.steps >= config.total_steps and trainer.evaluated == trainer.steps:
-        console.print(f"{config.folder} is complete: {trainer.frames:,} frames")
+        console.print(f"{trainer.folder} is complete: {trainer.frames:,} frames")
         trainer.close()
     else:
         trainer.run()
-    return config.folder
+    return trainer.folder
