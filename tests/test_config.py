@@ -197,8 +197,9 @@ def test_folder() -> None:
 def test_differences() -> None:
     old = make_config("walker_run")
     assert differences(old, old) == []
-    free = dataclasses.replace(old, frames=7, runs=Path("x"), device="cpu", checkpoint_every=1, video=True)
+    free = dataclasses.replace(old, frames=7, runs=Path("x"), checkpoint_every=1, video=True)
     assert differences(old, dataclasses.replace(free, tensorboard=True)) == []
+    assert differences(old, dataclasses.replace(old, device="cpu")) == ["device: auto -> cpu"]  # other random streams
     new = dataclasses.replace(old, lr=0.5, batch_size=8)
     assert differences(old, new) == ["batch_size: 256 -> 8", "lr: 0.001 -> 0.5"]
     read = Config.from_json(json.loads(json.dumps(old.to_json())))
