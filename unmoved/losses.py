@@ -75,15 +75,17 @@ def names(views: Views) -> str:
 
 @dataclass
 class Draw:
-    """One update's randomness, by sample key; keys of views of s' end in a prime. The update is a function of it.
-
-    Two terms that name the same view see the same pixels: they are computed once per draw.
-    """
+    """One update's randomness, by sample key; keys of views of s' end in a prime. The update is a function of it."""
 
     tau: dict[str, Tau]
     direction: dict[str, Tensor]  # of the tangents
     noise: dict[str, Tensor]  # (B, |A|) standard normal, of the actions
-    pixels: dict[str, Tensor] = field(default_factory=dict)
+    pixels: dict[str, Tensor] = field(default_factory=dict)  # of the present pass
+
+    def fresh(self) -> Draw:
+        """The same draw at the start of a pass. Within it two terms that name the same view share its pixels; kept for
+        longer they would have to be written to memory, where a compiled pass makes them as it reads them."""
+        return Draw(self.tau, self.direction, self.noise)
 
     @staticmethod
     def sample(method: Method, batch: int, action_dim: int, generator: Generator) -> Draw:
@@ -170,6 +172,7 @@ class CriticPass:
     Q: dict[str, Tensor]  # (2, B) at the replayed action
     dQ: dict[str, Tensor]  # (2, B) dQ(f_tau(s), a)/dtau
     Y: Tensor  # (1, B), or (K, B) when paired
+    features: dict[str, Tensor] = field(default_factory=dict)  # (B, F) of the convolutions, without gradient
 
 
 class CriticTerm(Protocol):

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from unmoved import kernels
+
 Tau = Any  # a tensor with the batch first, or a (nested) tuple of such tensors
 
 
@@ -122,6 +124,8 @@ class AtIdentity(Transformation):
 
 def crop(x: Tensor, offset: Tensor, size: int) -> Tensor:
     """Per sample, the size x size window at (row, column) = offset (n, 2); beyond the border, the border repeats."""
+    if kernels.built and x.is_cuda and x.dtype == torch.uint8 and size % 4 == 0:
+        return kernels.crop_bytes(x, offset, size)
     n, c, h, w = x.shape
     rows = (torch.arange(size, device=x.device) + offset[:, :1]).clamp(0, h - 1)  # (n, size)
     columns = (torch.arange(size, device=x.device) + offset[:, 1:]).clamp(0, w - 1)
