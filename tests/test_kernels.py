@@ -1,4 +1,4 @@
-"""The CUDA kernels against their twin, the loop over F.conv2d in networks.py. Without a GPU: the order of the weights."""
+"""The CUDA kernels against their twins in torch. Without a GPU: the order of the weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmoved.config import make_config
 from unmoved import kernels
-from unmoved.kernels import memory, pack_first, pack_inner, pack_weights, pixels_last, sizes
+from unmoved.config import make_config
+from unmoved.kernels import Windows, memory, pack_first, pack_inner, pack_weights, pixels_last, sizes
 from unmoved.networks import Encoder
 from unmoved.transforms import crop
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_weights_are_in_the_order_of_mma_fragments() -> None:
-    """Lane l of a warp holds columns n = l // 4 of B; the PTX manual numbers its rows 2 (l % 4) + {0, 1, 8, 9}."""
+def test_weights_are_in_the_order_of_the_products() -> None:
+    """mma: lane l of a warp holds columns n = l // 4 of B; the PTX manual numbers its rows 2 (l % 4) + {0, 1, 8, 9}."""
     w = torch.arange(32 * 32 * 9).reshape(32, 32, 3, 3) % 251.0  # exact in bf16
-    packed = pack_inner(w).float().reshape(9, 2, 32, 4, 2, 2)
-    for tap, k, lane, n, r, h in [(0, 0, 0, 0, 0, 0), (5, 1, 13, 2, 1, 0), (8, 1, 31, 3, 1, 1), (2, 0, 6, 1, 0, 1)]:
-        want = w[8 * n + lane // 4, 16 * k + 8 * r + 2 * (lane % 4) + h, tap // 3, tap % 3]
-        assert packed[tap, k, lane, n, r, h] == want
+    packed = pack_inner(w).float().reshape(9, 2, 4, 2, 8, 8)  # wgmma: blocks of 8 filters x 8 channels
+    for tap, k, n, r, g, c in [(0, 0, 0, 0, 0, 0), (5, 1, 2, 1, 3, 6), (8, 1, 3, 1, 7, 7), (2, 0, 1, 0, 6, 1)]:
+        assert packed[tap, k, n, r, g, c] == w[8 * n + g, 16 * k + 8 * r + c, tap // 3, tap % 3]
     packed = pack_first(w[:, :9]).float().reshape(9, 32, 4, 2, 2)
     for tap, lane, n, r, h in [(0, 0, 0, 0, 0), (4, 17, 1, 1, 1), (8, 30, 3, 0, 1)]:
         channel = 4 * (lane % 4) + 2 * r + h
@@ -43,7 +42,7 @@ def encoder(preset: str, precision: str, size: tuple[int, int] = (84, 84), **cha
     return net.cuda()
 
 
-def outcome(net: Encoder, x: Tensor, dx: Tensor | None, g: Tensor) -> list[Tensor]:
+def outcome(net: Encoder, x: Tensor | Windows, dx: Tensor | None, g: Tensor) -> list[Tensor]:
     features = net(x, dx)
     return [features, *torch.autograd.grad(features, list(net.parameters()), g.to(features.dtype))]
 
@@ -55,7 +54,9 @@ def error(got: Tensor, want: Tensor) -> float:
 @gpu
 @pytest.mark.parametrize("preset", ["drq", "drqv2", "dmgb"])
 @pytest.mark.parametrize("kind", ["bytes", "float"])
-@pytest.mark.parametrize(("n", "t", "size"), [(5, 0, (84, 84)), (7, 3, (84, 84)), (140, 140, (84, 84)), (3, 2, (76, 64))])
+@pytest.mark.parametrize(
+    ("n", "t", "size"), [(5, 0, (84, 84)), (7, 3, (84, 84)), (140, 140, (84, 84)), (3, 2, (76, 64))]
+)
 def test_kernels_agree_with_their_twin(preset: str, kind: str, n: int, t: int, size: tuple[int, int]) -> None:
     """About as close to float64 as the same layers through cuDNN in bf16; ReLUs near 0 make both of them noisy."""
     g = torch.Generator().manual_seed(n)
@@ -80,11 +81,25 @@ def test_small_kernels_equal_their_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     for back in (False, True):
         assert torch.equal(pack_weights([w.cuda() for w in weights], back).cpu(), pack_weights(weights, back))
     x = torch.randint(256, (5, 9, 76, 64), generator=g, dtype=torch.uint8)
-    assert torch.equal(pixels_last(x.cuda()).cpu(), pixels_last(x))
     offset = torch.randint(-9, 10, (5, 2), generator=g)
     monkeypatch.setattr(kernels, "built", True)
     for size in (64, 56):
         assert torch.equal(crop(x.cuda(), offset.cuda(), size).cpu(), crop(x, offset, size))
+    assert torch.equal(pixels_last(x.cuda()).cpu(), pixels_last(x))
+
+
+@gpu
+def test_windows_equal_the_views_they_stand_for() -> None:
+    g = torch.Generator().manual_seed(0)
+    net = encoder("drqv2", "bf16")
+    net.fused = True
+    x = torch.randint(256, (5, 9, 84, 84), generator=g, dtype=torch.uint8).cuda()
+    offsets = torch.randint(-9, 10, (15, 2), generator=g).cuda()
+    views = torch.cat([crop(x, o, 84) for o in offsets.split(5)])
+    dx = torch.randn(10, 9, 84, 84, generator=g).cuda()
+    out = torch.randn(25, net(x[:1]).shape[1], generator=g).cuda()
+    for a, b in zip(outcome(net, Windows(pixels_last(x), offsets), dx, out), outcome(net, views, dx, out), strict=True):
+        assert torch.equal(a, b)
 
 
 @gpu

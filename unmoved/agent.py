@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unmoved.config import Config
-from unmoved.kernels import obstacle
+from unmoved.kernels import Windows, obstacle, pixels_last
 from unmoved.log import console
-from unmoved.losses import ActorPass, CriticPass, Draw, Method, PolicyKL, samples, soft_target
+from unmoved.losses import ActorPass, CriticPass, Draw, Method, PolicyKL, Sample, samples, soft_target
 from unmoved.networks import Networks
 from unmoved.transforms import as_float
 
@@ -77,7 +78,7 @@ class Agent:
         self.acting = Generator(self.device).manual_seed(stream_seed(config.seed, "acting"))
 
     def use_kernels(self, obs_shape: tuple[int, ...]) -> None:
-        problem = obstacle(*obs_shape, self.config.filters, self.config.strides)
+        problem = obstacle(obs_shape, self.config.filters, self.config.strides)
         if problem is None:
             self.nets.encoder.fused = self.nets.target.encoder.fused = True
         else:
@@ -100,38 +101,48 @@ class Agent:
     def update(self, batch: Batch, draw: Draw, std: Tensor, *, actor: bool = True, target: bool = True) -> Metrics:
         """One update: Y, critic step, then (if asked) actor step, temperature step, target networks. std: DDPG's ()."""
         values = self.target_pass(batch, draw, std)
-        critic = self.critic_pass(batch, draw, self.method.target(values.y))
+        loss, metrics, features = self.critic_loss(batch, draw, values.y)
         # DrQ-v2's actor reads the convolutions as they are before the critic's step: those of its pass will do.
-        early = self.config.early_actor_features
-        features = self.actor_features(batch, draw, critic.features) if actor and early else None
-        loss, metrics = weigh(self.method.critic, critic)
-        metrics |= {"critic_loss": loss.detach(), "target_mean": values.y.mean(), "q_mean": mean(critic.Q)}
+        early = self.actor_features(batch, draw, features) if actor and self.config.early_actor_features else None
         step(self.optimizers["critic"], loss, self.critic_params)
         if actor:
-            metrics |= self.update_actor(features or self.actor_features(batch, draw), draw, std)
+            metrics |= self.update_actor(early or self.actor_features(batch, draw), draw, std)
         if target:
             self.follow()
         return metrics
 
     def update_actor(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> Metrics:
-        actor = self.actor_pass(features, draw, std)
-        loss, metrics = weigh(self.method.actor, actor)
+        loss, metrics, log_pi = self.actor_loss(features, draw, std)
         step(self.optimizers["actor"], loss, self.actor_params)
-        log_pi = next(iter(actor.log_pi.values())).detach()  # (B,) of the first policy term's first view
         if self.entropy_bonus:
             step(self.optimizers["alpha"], self.temperature_loss(log_pi), [self.nets.log_alpha])
+        return metrics
+
+    def critic_loss(self, batch: Batch, draw: Draw, y: Tensor) -> tuple[Tensor, Metrics, dict[str, Tensor]]:
+        """The critic terms' weighted sum, what is logged of it, and the views' convolution features."""
+        critic = self.critic_pass(batch, draw, self.method.target(y))
+        loss, metrics = weigh(self.method.critic, critic)
+        metrics |= {"critic_loss": loss.detach(), "target_mean": y.mean(), "q_mean": mean(critic.Q)}
+        return loss, metrics, critic.features
+
+    def actor_loss(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The actor terms' weighted sum, what is logged of it, and log pi (B,) at its first policy view."""
+        actor = self.actor_pass(features, draw, std)
+        loss, metrics = weigh(self.method.actor, actor)
+        log_pi = next(iter(actor.log_pi.values())).detach()
+        if self.entropy_bonus:
             metrics |= {"entropy": -log_pi.mean(), "alpha": actor.alpha}
         kl = next((term for term in self.method.actor if isinstance(term, PolicyKL)), None)
         if kl is not None:  # in the tables' units and exactly, whichever is trained on
             metrics |= {f"kl_{u}": kl.distance(actor, u).detach().mean() for u in ("author", "exact")}
-        return metrics | {"actor_loss": loss.detach()}
+        return loss, metrics | {"actor_loss": loss.detach()}, log_pi
 
     @torch.no_grad()
     def target_pass(self, batch: Batch, draw: Draw, std: Tensor) -> TargetPass:
         """y at each view of s', with its own action of the online policy, valued by the target critic."""
         draw, views = draw.fresh(), samples(self.method.target.mu)
         K, B = len(views), len(batch.reward)
-        x = stacked([draw.image(batch.next_obs, s, "'") for s in views])
+        x = self.views(batch.next_obs, draw, views, "'")
         features = self.nets.encoder(x)
         shared = self.config.polyak_encoder == 1.0  # the target encoder is the online one, step by step
         held = features if shared else self.nets.target.encoder(x)
@@ -147,7 +158,7 @@ class Agent:
         views = tangent + [s for s in self.method.critic_samples() if s.key not in first]
         B, t = len(batch.reward), len(tangent) * len(batch.reward)
         dx = torch.cat([draw.tangent(batch.obs, s) for s in tangent]) if tangent else None
-        features = self.nets.encoder(stacked([draw.image(batch.obs, s) for s in views]), dx)
+        features = self.nets.encoder(self.views(batch.obs, draw, views), dx)
         q = self.nets.critic(features, batch.action.repeat(len(views), 1), t).split(B, dim=1)
         keys = [s.key for s in views]
         return CriticPass(
@@ -164,9 +175,20 @@ class Agent:
         features = {s.key: known[s.key] for s in views if known and s.key in known}
         missing = [s for s in views if s.key not in features]
         if missing:
-            new = self.nets.encoder(stacked([draw.image(batch.obs, s) for s in missing])).split(len(batch.reward))
+            new = self.nets.encoder(self.views(batch.obs, draw, missing)).split(len(batch.reward))
             features |= {s.key: part for s, part in zip(missing, new, strict=True)}
         return features
+
+    def views(self, x: Tensor, draw: Draw, chosen: Sequence[Sample], prime: str = "") -> Tensor | Windows:
+        """f_tau(x) of these samples, one after the other, for the encoder."""
+        if self.nets.encoder.fused and x.dtype == torch.uint8:
+            offsets = [s.view.transform.window(draw.tau[s.key + prime]) if s.view.on is None else None for s in chosen]
+            if all(o is not None for o in offsets):
+                return Windows(pixels_last(x), torch.cat(offsets))  # type: ignore[arg-type]
+        images = [draw.image(x, s, prime) for s in chosen]
+        if any(i.is_floating_point() for i in images):
+            images = [as_float(i) for i in images]
+        return torch.cat(images)
 
     def actor_pass(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> ActorPass:
         actor = ActorPass({key: self.nets.actor(f, std) for key, f in features.items()}, {}, {}, self.alpha())
@@ -219,13 +241,6 @@ def weigh(terms: Any, evaluated: Any) -> tuple[Tensor, Metrics]:
         seen[term.name] += 1
         metrics[f"{term.name}_{seen[term.name]}" if seen[term.name] > 1 else term.name] = value.detach()
     return torch.stack(values).sum(), metrics
-
-
-def stacked(images: list[Tensor]) -> Tensor:
-    """Views one after the other. Bytes stay bytes, unless some view is float: then all are."""
-    if any(x.is_floating_point() for x in images):
-        images = [as_float(x) for x in images]
-    return torch.cat(images)
 
 
 def mean(Q: dict[str, Tensor]) -> Tensor:

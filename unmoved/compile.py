@@ -20,12 +20,19 @@ WARM_UP = 3  # updates that run eagerly before a capture: they make the optimise
 
 
 def compile_passes(agent: Agent, backend: str = "inductor") -> None:
-    """Compile the functions that touch images, and the optimisers' steps (torch's own fused Adam leaves half of a large
-    GPU idle). The terms are small."""
-    for name in ("target_pass", "critic_pass", "actor_features", "actor_pass"):
-        setattr(agent, name, torch.compile(getattr(agent, name), dynamic=False, backend=backend))
+    """Compile what an update is made of. The optimisers' steps too: torch's own fused Adam leaves half of a large GPU
+    idle."""
+    # Padded rows would have to be copied before our kernels can read them.
+    compiled = partial(
+        torch.compile,
+        dynamic=False,
+        backend=backend,
+        options={"comprehensive_padding": False} if backend == "inductor" else None,
+    )
+    for name in ("target_pass", "critic_loss", "actor_features", "actor_loss", "follow"):
+        setattr(agent, name, compiled(getattr(agent, name)))
     for optimizer in agent.optimizers.values():
-        optimizer.step = torch.compile(optimizer.step, dynamic=False, backend=backend)  # type: ignore[method-assign]
+        optimizer.step = compiled(optimizer.step)  # type: ignore[method-assign]
 
 
 class Updater:
@@ -51,6 +58,7 @@ class Updater:
         }
         if self.use_graphs:
             compile_passes(agent)
+            replay.look_up = torch.compile(replay.look_up, dynamic=False)  # type: ignore[method-assign]
             self.kinds = {kind: self._graphed(update) for kind, update in self.kinds.items()}
 
     def __call__(self, std: float, *, actor: bool, target: bool) -> None:

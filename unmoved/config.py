@@ -194,16 +194,22 @@ class Config:
         need(0 < self.discount <= 1, "discount lies between 0 and 1")
         need(self.log_every > 0 and self.eval_workers > 0, "log-every and eval-workers must be positive")
         need(self.checkpoint_every >= 0 and self.burst >= 0, "checkpoint-every and burst must not be negative")
-        need(min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0 and len(self.strides) > 0
-             and min(self.strides) > 0, "sizes and strides of the networks must be positive")
+        need(
+            min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0
+            and len(self.strides) > 0
+            and min(self.strides) > 0,
+            "sizes and strides of the networks must be positive",
+        )
         need(self.action_repeat > 0, "action-repeat must be positive")
         need(self.batch_size > 0, "batch-size must be positive")
         need(self.n_step > 0 and self.stack > 0, "n-step and stack must be positive")
         need(self.capacity >= self.batch_size, f"capacity {self.capacity} is smaller than the batch {self.batch_size}")
         need(self.eval_episodes > 0 and self.eval_every > 0, "eval-every and eval-episodes must be positive")
         need(0 <= self.strong_weight <= 1, "strong-weight lies between 0 and 1")
-        need(min(self.update_every, self.updates_per_step, self.actor_every, self.target_every) > 0,
-             "update-every, updates-per-step, actor-every and target-every must be positive")
+        need(
+            min(self.update_every, self.updates_per_step, self.actor_every, self.target_every) > 0,
+            "update-every, updates-per-step, actor-every and target-every must be positive",
+        )
         need(min(n for n in (self.M, self.K, self.J) if n is not None) > 0, "M, K and J must be positive")
         need(self.pad >= 0 and self.std_steps > 0, "pad must not be negative, std-steps must be positive")
         need(self.kl_weight >= 0 and self.tangent_weight >= 0, "weights must not be negative")

@@ -69,9 +69,7 @@ def draw_curve(rows: list[dict[str, Any]], random: float, config: Config, path: 
     import matplotlib.pyplot as plt
 
     frames = [row["frames"] for row in rows]
-    low, high = (
-        [sorted(row["returns"])[i * (len(row["returns"]) - 1)] for row in rows] for i in (0, 1)
-    )
+    low, high = ([sorted(row["returns"])[i * (len(row["returns"]) - 1)] for row in rows] for i in (0, 1))
     figure, axes = plt.subplots(figsize=(6, 3.6), dpi=150, layout="constrained")
     axes.fill_between(frames, low, high, color="#3b6fb6", alpha=0.2, lw=0, label="lowest to highest episode")
     axes.plot(frames, [row["return_mean"] for row in rows], color="#3b6fb6", marker="o", ms=3, label="mean return")

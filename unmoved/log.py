@@ -71,7 +71,7 @@ class Meter:
 
     def add(self, metrics: dict[str, Tensor], index: Tensor) -> None:
         names = tuple(metrics)
-        values = torch.stack([v.to(torch.float64) for v in metrics.values()])
+        values = torch.stack(list(metrics.values())).to(torch.float64)
         if names not in self.sums:
             self.sums[names] = torch.zeros(len(names) + 1, dtype=torch.float64, device=self.device)  # last: how many
         self.sums[names][:-1] += values

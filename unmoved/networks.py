@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unmoved.config import Config
 from unmoved.errors import UserError
-from unmoved.kernels import conv_stack
+from unmoved.kernels import Windows, conv_stack
 
 
 def value_rows(x: Tensor, t: int, dim: int) -> Tensor:
@@ -76,12 +76,14 @@ class Encoder(nn.Module):
             init(conv.weight, gain=math.sqrt(2))
             nn.init.zeros_(conv.bias)
 
-    def forward(self, x: Tensor, dx: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor | Windows, dx: Tensor | None = None) -> Tensor:
         """Images (n, c, h, w), and tangents dx (t, c, h, w) of the first t, give a dual batch of features."""
-        weights, biases = [c.weight for c in self.convs], [c.bias for c in self.convs]
+        convs = [c for c in self.convs if isinstance(c, nn.Conv2d)]  # all of them, for the type checker
+        weights, biases = [c.weight for c in convs], [c.bias for c in convs if c.bias is not None]
         centre = 127.5 if self.centre else 0.0
         if self.fused:
             return conv_stack(x, dx, weights, biases, self.strides[0], self.last_relu, centre)
+        assert isinstance(x, Tensor)
         t = 0 if dx is None else len(dx)
         dtype = self.dtype or weights[0].dtype
         # Grey levels are exact even in bf16; the scale of 1 / 255 is the first convolution's.
