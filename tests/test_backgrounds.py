@@ -436,11 +436,11 @@ def test_dmgb_evaluates_train_and_video_hard() -> None:
 
 
 def test_generated_clips_are_called_so_in_every_row() -> None:
-    assert backgrounds.describe("video_easy", None, 0.1) == {
+    assert backgrounds.describe("video_easy", "walker_walk", None, 0.1) == {
         "background": "video_easy", "videos": "generated clips", "clips": 10,
     }  # fmt: skip
-    assert backgrounds.describe("distracting_cs", None, 0.3)["intensity"] == 0.3
-    assert backgrounds.describe("color_easy", None, 0.1) == {"background": "color_easy"}
+    assert backgrounds.describe("distracting_cs", "walker_walk", None, 0.3)["intensity"] == 0.3
+    assert backgrounds.describe("color_easy", "walker_walk", None, 0.1) == {"background": "color_easy"}
 
 
 def test_a_video_file_is_shown_as_decoded(tmp_path: Path) -> None:

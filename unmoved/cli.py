@@ -84,8 +84,8 @@ def evaluate(args: list[str]) -> None:
     intensity = config.intensity if a.intensity is None else a.intensity
     config = replace(config, videos=a.videos or config.videos, intensity=intensity)
     scenes = list(dict.fromkeys(backgrounds.canonical(name) for name in a.background))
-    for scene in scenes:
-        backgrounds.check(scene, config.task, config.intensity)
+    for scene in scenes:  # what cannot be shown is refused before anything is played
+        backgrounds.describe(scene, config.task, config.videos, config.intensity)
     console.print(f"{config.task}  {config.preset}/{config.method}  seed {config.seed}  "
                   f"at {steps * config.action_repeat:,} frames, {a.episodes} episodes")  # fmt: skip
     table = make_table("background", "return", "std", "lowest", "highest", "clips")

@@ -59,7 +59,7 @@ class Evaluator:
     """Plays numbered episodes in lock-step over a few processes. Which episodes does not depend on how many."""
 
     def __init__(self, config: Config, workers: int, stream: int = EVALUATE, background: str = "train") -> None:
-        self.scene = describe(background, config.videos, config.intensity)
+        self.scene = describe(background, config.task, config.videos, config.intensity)
         self.envs = [EnvProcess(**env_kwargs(config, stream, background)) for _ in range(workers)]
 
     def run(self, act: Act, episodes: int, first: int = 0) -> Evaluation:

@@ -42,11 +42,10 @@ def resolve(config: Config, device: torch.device) -> Config:
         device=device.type,
         task=canonical(config.task),
         background=backgrounds.canonical(config.background),
-        eval_backgrounds=tuple(backgrounds.canonical(name) for name in config.eval_backgrounds),
+        eval_backgrounds=tuple(dict.fromkeys(map(backgrounds.canonical, config.eval_backgrounds))),
     )
     for name in (config.background, *config.eval_backgrounds):
-        backgrounds.check(name, config.task, config.intensity)
-        backgrounds.describe(name, config.videos, config.intensity)  # refuses a folder without clips
+        backgrounds.describe(name, config.task, config.videos, config.intensity)  # refuses what cannot be shown
     if config.precision == "auto":
         config = replace(config, precision="bf16" if device.type == "cuda" else "fp32")
     if config.compile and device.type == "cpu":

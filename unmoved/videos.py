@@ -41,6 +41,7 @@ def find_clips(folder: Path | None, kind: str) -> Clips:
     """
     if folder is None:
         return Clips(GENERATED, tuple((kind, i) for i in range(KINDS[kind])))
+    folder = Path(folder)
     inner = [folder / kind, *([folder / "video_hard"] if kind == "distracting" else [])]
     place = next((f for f in inner if f.is_dir()), folder)
     paths = sorted(place.iterdir(), key=_natural) if place.is_dir() else []

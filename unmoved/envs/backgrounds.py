@@ -35,8 +35,8 @@ def canonical(name: str) -> str:
     return name if name in NAMES else unknown("background", name, NAMES)
 
 
-def check(background: str, task: str, intensity: float = INTENSITY) -> None:
-    """Refuse what cannot be shown, before a simulator is started."""
+def check(background: str, task: str, intensity: float) -> None:
+    """Refuse what a task cannot show, before a simulator is started."""
     name = canonical(background)
     if name == "train":
         return
@@ -70,8 +70,9 @@ def make(
     return Video(simulator, clips, steps + 1, ground=name == "video_hard")
 
 
-def describe(background: str, videos: Path | None, intensity: float) -> dict[str, Any]:
-    """What a result row has to say about its background."""
+def describe(background: str, task: str, videos: Path | None, intensity: float) -> dict[str, Any]:
+    """What a result row has to say about its background. Refuses what cannot be shown."""
+    check(background, task, intensity)
     name = canonical(background)
     row: dict[str, Any] = {"background": name}
     if name == "distracting":
