@@ -47,7 +47,8 @@ def demo(args: DemoArgs) -> None:
             evaluator.close()
     video, curve = config.folder / "video" / "trained.mp4", config.folder / "curve.png"
     write_video(video, trained.frames)
-    draw_curve(read_rows(config.folder / "eval.jsonl"), random.row()["return_mean"], config, curve)
+    evaluations = [row for row in read_rows(config.folder / "eval.jsonl") if row["background"] == "train"]
+    draw_curve(evaluations, random.row()["return_mean"], config, curve)
     ours, theirs = trained.row(), random.row()
     rows = Rows(config.folder / "demo.jsonl")
     rows.keep(0)

@@ -126,10 +126,16 @@ class Display:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         score = f"{row['return_mean']:.1f} ± {row['return_std']:.1f}"
-        self.bar.update(self.task, score=score)
+        background = row.get("background", "train")
+        if background == "train":
+            self.bar.update(self.task, score=score)
+            where = ""
+        else:
+            where = f"  {background}" + (f" ({row['videos']})" if "videos" in row else "")
         clock = time.strftime("%H:%M:%S", time.gmtime(row["seconds"]))
         episodes = f"({row['episodes']} episodes)"
-        console.print(f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}", soft_wrap=True)
+        line = f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}{where}"
+        console.print(line, soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()

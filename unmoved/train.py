@@ -24,7 +24,7 @@ from unmoved import checkpoint
 from unmoved.agent import Agent, stream_seed
 from unmoved.compile import Acting, Updater
 from unmoved.config import Config, differences
-from unmoved.envs import canonical
+from unmoved.envs import backgrounds, canonical
 from unmoved.envs.worker import EnvProcess
 from unmoved.errors import Diverged, UserError
 from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs, pick_device
@@ -37,7 +37,15 @@ from unmoved.replay import Replay
 def resolve(config: Config, device: torch.device) -> Config:
     """Settle what depends on the machine, so that the run's record says what was done. A run stays on its kind of
     device: random streams of a CPU and of a GPU are not the same."""
-    config = replace(config, device=device.type, task=canonical(config.task))
+    config = replace(
+        config,
+        device=device.type,
+        task=canonical(config.task),
+        background=backgrounds.canonical(config.background),
+        eval_backgrounds=tuple(dict.fromkeys(map(backgrounds.canonical, config.eval_backgrounds))),
+    )
+    for name in (config.background, *config.eval_backgrounds):
+        backgrounds.describe(name, config.task, config.videos, config.intensity)  # refuses what cannot be shown
     if config.precision == "auto":
         config = replace(config, precision="bf16" if device.type == "cuda" else "fp32")
     if config.compile and device.type == "cpu":
@@ -69,7 +77,7 @@ class Trainer:
         check_folder(config, method)
         if config.tensorboard and find_spec("tensorboardX") is None:
             raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'")
-        self.env = EnvProcess(**env_kwargs(config, TRAIN))
+        self.env = EnvProcess(**env_kwargs(config, TRAIN, config.background))
         try:
             self._prepare(method)
         except BaseException:
@@ -95,7 +103,7 @@ class Trainer:
         self.acting = Acting(self.agent, env.obs_shape)
         self.sampling = torch.Generator(self.device).manual_seed(stream_seed(config.seed, "sampling"))
         self.exploring = np.random.default_rng(stream_seed(config.seed, "exploring"))  # the first, uniform actions
-        self.evaluator: Evaluator | None = None
+        self.evaluators: dict[str, Evaluator] = {}  # by background
         self.steps = self.frames = self.updates = 0
         self.evaluated = -1  # agent steps at the last evaluation
         self.seconds_before, self.clock = 0.0, time.monotonic()
@@ -122,7 +130,8 @@ class Trainer:
         try:
             while self.steps < total and not self.stop:
                 if self.steps % eval_steps == 0 and self.steps != self.evaluated:
-                    display.evaluated(self.evaluate(self.steps // eval_steps))
+                    for row in self.evaluate(self.steps // eval_steps):
+                        display.evaluated(row)
                 if self.obs is None:
                     self.begin_episode()
                 action = self.choose_action()
@@ -137,7 +146,8 @@ class Trainer:
                 if checkpoint_steps and self.steps % checkpoint_steps == 0 and self.steps < total:
                     self.save()
             if not self.stop:
-                display.evaluated(self.evaluate(-(-total // eval_steps)))
+                for row in self.evaluate(-(-total // eval_steps)):
+                    display.evaluated(row)
             self.save()
             if self.stop:
                 console.print(f"stopped at {self.frames:,} frames; the same command continues {self.folder}")
@@ -229,18 +239,24 @@ class Trainer:
         last = f"the last good checkpoint is {kept[0]}" if kept else "there was no checkpoint yet"
         raise Diverged(f"a loss is not finite at {self.frames:,} frames; {last}, the batch is described in {path}")
 
-    def evaluate(self, index: int) -> dict[str, Any]:
-        c = self.config
-        if self.evaluator is None:
-            self.evaluator = Evaluator(c, min(c.eval_workers, c.eval_episodes))
-        result = self.evaluator.run(deterministic(self.agent), c.eval_episodes, first=index * c.eval_episodes)
-        row = self.counters() | {"background": "train"} | result.row()
-        self.eval_rows.write(row)
+    def evaluate(self, index: int) -> list[dict[str, Any]]:
+        """One row per background, of the same episodes."""
+        c, rows = self.config, []
+        for background in c.eval_backgrounds:
+            if background not in self.evaluators:
+                workers = min(c.eval_workers, c.eval_episodes)
+                self.evaluators[background] = Evaluator(c, workers, background=background)
+            evaluator = self.evaluators[background]
+            result = evaluator.run(deterministic(self.agent), c.eval_episodes, first=index * c.eval_episodes)
+            rows.append(self.counters() | result.row())
+            suffix = "" if background == "train" else f"_{background}"
+            self._show(f"eval{suffix}", {"return_mean": rows[-1]["return_mean"]})
+            if c.video:
+                write_video(self.folder / "video" / f"{self.frames}{suffix}.mp4", result.frames)
+        for row in rows:
+            self.eval_rows.write(row)
         self.evaluated = self.steps
-        self._show("eval", {"return_mean": row["return_mean"]})
-        if c.video:
-            write_video(self.folder / "video" / f"{self.frames}.mp4", result.frames)
-        return row
+        return rows
 
     def _show(self, group: str, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -318,8 +334,8 @@ class Trainer:
 
     def close(self) -> None:
         self.env.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
+        for evaluator in self.evaluators.values():
+            evaluator.close()
         if self.writer is not None:
             self.writer.close()
         self.lock.close()
