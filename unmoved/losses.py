@@ -461,8 +461,8 @@ class Method:
                 first = seen.setdefault(s.view.name, s.view)
                 if not first.same_as(s.view):
                     raise UserError(
-                        f"two different views of {self.name} are called {s.view.name}: make one view and name it in both "
-                        "terms, or give them two names."
+                        f"two different views of {self.name} are called {s.view.name}: make one view and name it in "
+                        "both terms, or give them two names."
                     )
 
     def check_whole(self) -> None:
