@@ -1,7 +1,9 @@
-"""Train on Gymnasium's CarRacing from its pixels. It needs Box2D: pip install 'unmoved[box2d]'.
+"""Train on Gymnasium's CarRacing from its pixels.
+
+It needs Box2D: pip install 'unmoved[box2d]'. With the preset drq it is a run for a GPU.
 
     python examples/car_racing.py --frames 500k
-    unmoved train CarRacing-v3          # the environment as it is, without the changes below
+    unmoved train CarRacing-v3 --action-repeat 4      # the environment as it is, without the changes below
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from gymnasium.wrappers import TransformAction, TransformObservation
 
 from unmoved import make_config
 from unmoved.config import Count
-from unmoved.train import train
 
 
 def make_env() -> gymnasium.Env[Any, Any]:
@@ -31,6 +32,8 @@ def make_env() -> gymnasium.Env[Any, Any]:
 def main(
     frames: Count = 500_000, preset: str = "drq", method: str = "ours", seed: int = 1, runs: Path = Path("runs")
 ) -> None:
+    from unmoved.train import train  # here, because the environments' processes import this file and need no torch
+
     config = make_config("car_racing:make_env", preset=preset, method=method, seed=seed, frames=frames, runs=runs,
                          action_repeat=4)  # fmt: skip
     train(config)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from unmoved import make_config
 from unmoved.config import Count
-from unmoved.train import train
 
 Image = NDArray[np.uint8]
 
@@ -52,6 +51,8 @@ def make_env() -> gymnasium.Env[Image, NDArray[np.float32]]:
 
 
 def main(frames: Count = 10_000, method: str = "drq", seed: int = 1, runs: Path = Path("runs")) -> None:
+    from unmoved.train import train  # here, because the environments' processes import this file and need no torch
+
     train(make_config("new_env:make_env", preset="cpu", method=method, seed=seed, frames=frames, runs=runs))
 
 
