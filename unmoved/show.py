@@ -75,7 +75,7 @@ def show(args: ShowArgs) -> Path:
     # All names are checked before anything is rendered.
     families = {name: make_transform(name, config) for name in listed(args.transforms)}
     with console.status(f"drawing {task}"):
-        state = play(args, task, 0)
+        (state,) = play(args, task)
         rows = [transform_row(name, f, state, args) for name, f in families.items()]
         rows += [background_row(name, task, args) for name in listed(args.backgrounds)]
         if not rows:
@@ -83,7 +83,9 @@ def show(args: ShowArgs) -> Path:
         out = args.out or Path(f"{task.replace('/', '-').replace(':', '-')}.png")
         title = f"{task}, after {args.steps} random agent steps, seed {args.seed}"
         if families:
-            title += "\ntangents: mean over the colours, red where the pixel gets brighter, blue where darker"
+            title += (
+                "\ntangents in grey levels, mean over the colours: red where a pixel gets brighter, blue where darker"
+            )
         draw(rows, title, out)
     console.print(f"saved: {out}", soft_wrap=True)
     return out
@@ -93,20 +95,23 @@ def listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def play(args: ShowArgs, task: str, episode: int, **background: Any) -> Tensor:
-    """The observation (1, 9, size, size) after the first steps of an episode, the same for every background."""
+def play(args: ShowArgs, task: str, episodes: int = 1, **background: Any) -> list[Tensor]:
+    """Each episode's observation (1, 9, size, size) after its first steps, the same for every background."""
     env = envs.make(task, seed=args.seed, size=args.size, camera=args.camera, **background)
+    seen = []
     try:
-        obs, _ = env.reset(options={"episode": episode})
-        rng = np.random.default_rng([args.seed, episode])
-        for _ in range(args.steps):
-            action = rng.uniform(-1, 1, env.simulator.action_dim).astype(np.float32)
-            obs, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                break
+        for episode in range(episodes):
+            obs, _ = env.reset(options={"episode": episode})
+            rng = np.random.default_rng([args.seed, episode])
+            for _ in range(args.steps):
+                action = rng.uniform(-1, 1, env.simulator.action_dim).astype(np.float32)
+                obs, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    break
+            seen.append(torch.from_numpy(obs.copy())[None])
     finally:
         env.close()
-    return torch.from_numpy(obs.copy())[None]
+    return seen
 
 
 def transform_row(name: str, family: Transformation, state: Tensor, args: ShowArgs) -> Row:
@@ -128,7 +133,7 @@ def tangent_panel(name: str, family: Transformation, x: Tensor, tau: Tau, genera
         return Panel(None, "no tangent")
     values = tangent.mean(0).numpy()
     unit = UNITS.get(name.split("+")[-1], "unit of τ")
-    return Panel(values, f"tangent of the first view,\n±{scale(values):.3g} levels per {unit}")
+    return Panel(values, f"tangent of the first view,\n±{scale(values):.3g} per {unit}")
 
 
 def scale(values: NDArray[np.float32]) -> float:
@@ -140,8 +145,9 @@ def background_row(name: str, task: str, args: ShowArgs) -> Row:
     """One panel per episode: that is what decides the colours and the clip."""
     settings: dict[str, Any] = {"background": name, "videos": args.videos, "intensity": args.intensity}
     settings = {k: v for k, v in settings.items() if v is not None}
-    frames = [newest(play(args, task, k, **settings)[0]) for k in range(args.draws + 2)]
-    return Row(label(name, args.videos is None), [Panel(f, f"episode {k}") for k, f in enumerate(frames)])
+    states = play(args, task, args.draws + 2, **settings)
+    panels = [Panel(newest(state[0]), f"episode {k}") for k, state in enumerate(states)]
+    return Row(label(name, args.videos is None), panels)
 
 
 def label(name: str, generated: bool) -> str:
