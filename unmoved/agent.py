@@ -100,6 +100,8 @@ class Agent:
 
     def update(self, batch: Batch, draw: Draw, std: Tensor, *, actor: bool = True, target: bool = True) -> Metrics:
         """One update: Y, critic step, then (if asked) actor step, temperature step, target networks. std: DDPG's ()."""
+        if actor:
+            self.method.check_whole()
         values = self.target_pass(batch, draw, std)
         loss, metrics, features = self.critic_loss(batch, draw, values.y)
         # DrQ-v2's actor reads the convolutions as they are before the critic's step: those of its pass will do.

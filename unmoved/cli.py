@@ -192,6 +192,23 @@ def bench(args: list[str]) -> None:
     run(parse(BenchArgs, "bench", args))
 
 
+def doctor(args: list[str]) -> None:
+    """Check this machine: versions, GPU, rendering, memory, write access."""
+    from unmoved.doctor import DoctorArgs
+    from unmoved.doctor import doctor as run
+
+    if not run(parse(DoctorArgs, "doctor", args)):
+        sys.exit(1)
+
+
+def show(args: list[str]) -> None:
+    """Draw a picture sheet of a task: transformations, tangents and backgrounds."""
+    from unmoved.show import ShowArgs
+    from unmoved.show import show as run
+
+    run(parse(ShowArgs, "show", args))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -200,6 +217,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tasks": tasks,
     "demo": demo,
     "bench": bench,
+    "doctor": doctor,
+    "show": show,
 }
 
 

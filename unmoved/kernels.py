@@ -87,7 +87,7 @@ def pack_first(weight: Tensor) -> Tensor:
 
 
 def pack_inner(weight: Tensor) -> Tensor:
-    """(32, 32, 3, 3) -> bf16 in the blocks that wgmma reads: per tap and 16 channels, 4 x 2 of 8 filters x 8 channels."""
+    """(32, 32, 3, 3) -> bf16 in the blocks of wgmma: per tap and 16 channels, 4 x 2 of 8 filters x 8 channels."""
     n, g, k, r, c, tap = range(6)  # filter = 8 n + g; channel = 16 k + 8 r + c
     return weight.reshape(4, 8, 2, 2, 8, 9).permute(tap, k, n, r, g, c).to(torch.bfloat16).flatten()
 

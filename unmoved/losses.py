@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
+from unmoved.errors import UserError
 from unmoved.networks import ClippedNormal, Policy
 from unmoved.transforms import Identity, Tau, Transformation
 
@@ -37,6 +38,16 @@ class View:
 
     def base(self, index: int) -> Sample | None:
         return self.on[index % self.on.samples] if isinstance(self.on, View) else self.on
+
+    def same_as(self, other: View) -> bool:
+        """Whether both stand for the same samples: of one family, with the same settings, on the same pixels."""
+        return self._description() == other._description()
+
+    def _description(self) -> tuple[object, ...]:
+        plain = (int, float, str, tuple)  # anything else, such as a bank of images, is the same if it is one object
+        settings = {k: v if isinstance(v, plain) else id(v) for k, v in vars(self.transform).items()}
+        bases = [b and b.key for b in map(self.base, range(self.samples))]
+        return type(self.transform), settings, bases
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,8 +462,16 @@ class Method:
             seen: dict[str, View] = {}
             for s in with_bases(used, all_of_them=True):
                 first = seen.setdefault(s.view.name, s.view)
-                same = (first.transform.name, first.samples) == (s.view.transform.name, s.view.samples)
-                assert same, f"two different views of {self.name} are called {s.view.name}"
+                if not first.same_as(s.view):
+                    raise UserError(
+                        f"two different views of {self.name} are called {s.view.name}: make one view and name it in "
+                        "both terms, or give them two names."
+                    )
+
+    def check_whole(self) -> None:
+        """A critic can be studied alone, but training needs both losses and an action to value."""
+        if not self.critic or not any(term.acting for term in self.actor):
+            raise UserError(f"{self.name} needs a critic term such as Bellman and a policy term, Improve.")
 
     def capturable(self) -> bool:
         """Whether every transformation stays on the GPU, so that an update can be a CUDA graph."""

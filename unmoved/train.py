@@ -73,6 +73,7 @@ class Trainer:
         if self.device.type == "cpu":
             keep_memory()
         method = method or make_method(config)
+        method.check_whole()
         self.config, self.folder = config, config.folder
         check_folder(config, method)
         if config.tensorboard and find_spec("tensorboardX") is None:

@@ -40,16 +40,16 @@ def tasks() -> list[TaskInfo]:
 
 
 def canonical(task: str) -> str:
-    """One spelling per task: walker-walk and dm_control/walker-walk-v0 are walker_walk.
+    """One spelling per task: walker-walk, dm_control/walker-walk-v0 and unmoved/walker_walk-v0 are walker_walk.
 
     Names of Gymnasium (with a / or ending in -v0, -v1, ...) and module:function pass as they are; make() looks them up.
     """
     known = {name.lower(): name for name in (*toy.TASKS, *dmc.TASKS, *dmc.MANIPULATION)}
-    key = re.sub(r"^dm_control/|-v\d+$", "", task).replace("-", "_").lower()
+    key = re.sub(r"^(dm_control|unmoved)/|-v\d+$", "", task).replace("-", "_").lower()
     key = _ALIASES.get(key, key)
     if key in known:
         return known[key]
-    if not task.startswith("dm_control/") and re.search(r"[/:]|-v\d+$", task):
+    if not task.startswith(("dm_control/", "unmoved/")) and re.search(r"[/:]|-v\d+$", task):
         return task
     unknown("task", key, known.values())
 

@@ -147,8 +147,17 @@ class Suite:
             env.close()
 
 
+_opened_in: int | None = None  # the process in which dm_control opened OpenGL
+
+
 def _import_suite() -> tuple[Any, Any]:
     """dm_control.suite and its Camera. The import opens the display, so a missing driver shows here."""
+    global _opened_in
+    if _opened_in not in (None, os.getpid()):  # drivers would hang or crash
+        raise UserError(
+            "this process was forked from one that had opened OpenGL, where rendering does not work: start it afresh, "
+            "with Gymnasium's vector environments by vector_kwargs={'context': 'spawn'}."
+        )
     _choose_gl()
     try:
         from dm_control import suite
@@ -157,6 +166,7 @@ def _import_suite() -> tuple[Any, Any]:
         raise UserError(f"the control suite needs {error.name}: pip install 'dm_control>=1.0.50'.") from error
     except Exception as error:  # ImportError, AttributeError, RuntimeError, ...: depends on what is missing
         raise _no_gl(error) from error
+    _opened_in = os.getpid()
     return suite, Camera
 
 
