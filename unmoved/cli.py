@@ -209,6 +209,21 @@ def show(args: list[str]) -> None:
     run(parse(ShowArgs, "show", args))
 
 
+def split_options(args: list[str]) -> tuple[list[str], list[str]]:
+    """A command's own arguments, and after a lone -- the options of `unmoved train` for every run."""
+    at = args.index("--") if "--" in args else len(args)
+    return args[:at], args[at + 1 :]
+
+
+def experiments(args: list[str]) -> None:
+    """List the paper's experiments, or the runs of one, with their cost."""
+    from unmoved.experiments import ExperimentsArgs
+    from unmoved.experiments import show as run
+
+    own, options = split_options(args)
+    run(parse(ExperimentsArgs, "experiments", own), options)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -219,6 +234,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "bench": bench,
     "doctor": doctor,
     "show": show,
+    "experiments": experiments,
 }
 
 
