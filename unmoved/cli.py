@@ -224,6 +224,33 @@ def experiments(args: list[str]) -> None:
     run(parse(ExperimentsArgs, "experiments", own), options)
 
 
+def sweep(args: list[str]) -> None:
+    """Train all runs of an experiment: here, on Ray, on Slurm, or one shard of them."""
+    from unmoved.launch import SweepArgs
+    from unmoved.launch import sweep as run
+
+    own, options = split_options(args)
+    code = run(parse(SweepArgs, "sweep", own), options)
+    if code:
+        sys.exit(code)
+
+
+@dataclass(frozen=True)
+class StatusArgs:
+    """Where the runs under a folder stand: progress, return, time left, failures."""
+
+    runs: Annotated[Path, tyro.conf.Positional] = Path("runs")
+
+
+def status(args: list[str]) -> None:
+    """Say where runs stand."""
+    a = parse(StatusArgs, "status", args)
+    from unmoved.status import status as run
+
+    if not run(a.runs):
+        sys.exit(1)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -235,6 +262,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "doctor": doctor,
     "show": show,
     "experiments": experiments,
+    "sweep": sweep,
+    "status": status,
 }
 
 
