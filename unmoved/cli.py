@@ -251,6 +251,14 @@ def status(args: list[str]) -> None:
         sys.exit(1)
 
 
+def report(args: list[str]) -> None:
+    """Make tables, figures and one page of what was trained."""
+    from unmoved.report import ReportArgs
+    from unmoved.report import report as run
+
+    run(parse(ReportArgs, "report", args))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -264,6 +272,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "experiments": experiments,
     "sweep": sweep,
     "status": status,
+    "report": report,
 }
 
 
