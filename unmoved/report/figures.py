@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from unmoved import stats
-from unmoved.report.panels import Panel, Suite
+from unmoved.report.panels import Panel, Suite, labels_of
 from unmoved.report.references import Reference
 from unmoved.report.runs import Record, Runs
 from unmoved.report.tables import STATISTICS, slug
@@ -36,6 +36,7 @@ class Figure:
     caption: str
     png: Path
     svg: Path
+    width: int  # CSS pixels at which its text is as large as the page's
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
 
 def save(figure: Any, folder: Path, name: str, title: str, caption: str) -> Figure:
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
-    figure.savefig(paths[0])
-    figure.savefig(paths[1], metadata={"Date": None})
+    png, svg = (folder / f"{name}.{suffix}" for suffix in ("png", "svg"))
+    figure.savefig(png)
+    figure.savefig(svg, metadata={"Date": None})
     plt.close(figure)
-    return Figure(name, title, caption, *paths)
+    return Figure(name, title, caption, png, svg, round(100 * figure.get_size_inches()[0]))
 
 
 def grid(n: int, width: float = 3.2, height: float = 2.45, most: int = 3, legend: float = 0.0) -> tuple[Any, list[Any]]:
@@ -76,7 +77,8 @@ def grid(n: int, width: float = 3.2, height: float = 2.45, most: int = 3, legend
 
 
 def add_legend(figure: Any, axes: list[Any]) -> None:
-    handles = {label: h for axis in axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    fullest = sorted(axes, key=lambda axis: -len(axis.get_legend_handles_labels()[1]))
+    handles = {label: h for axis in fullest for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     width = max(1, int(figure.get_size_inches()[0] * 11 / (4 + max(map(len, handles), default=1))))
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), width))
 
@@ -172,7 +174,12 @@ def aggregate_figures(suites: list[Suite], looks: dict[str, Style], folder: Path
     for k, s in enumerate(suites, 1):
         labels = list(s.scores)[::-1]
         figure, axes = plt.subplots(
-            1, 4, figsize=(10, 0.75 + 0.34 * len(labels)), sharey=True, layout="constrained", squeeze=False
+            1,
+            4,
+            figsize=(9.6 + 0.05 * max(map(len, labels)), 0.75 + 0.34 * len(labels)),
+            sharey=True,
+            layout="constrained",
+            squeeze=False,
         )
         for axis, (name, statistic) in zip(axes[0], stats.AGGREGATES.items(), strict=True):
             for y, label in enumerate(labels):
@@ -180,7 +187,7 @@ def aggregate_figures(suites: list[Suite], looks: dict[str, Style], folder: Path
                 if not math.isnan(found.low):
                     axis.barh(y, found.high - found.low, 0.55, found.low, color=look.colour, alpha=0.35, lw=0)
                 axis.plot([found.value] * 2, [y - 0.28, y + 0.28], color=look.colour, lw=2.2, solid_capstyle="butt")
-            axis.set_title(name + (" (lower is better)" if name == "optimality gap" else ""))
+            axis.set_title(name + (" (less is better)" if name == "optimality gap" else ""))
             axis.set_yticks(range(len(labels)), labels)
             axis.grid(axis="y", visible=False)
             axis.set_xlabel("score")
@@ -279,7 +286,7 @@ def background_figures(panels: list[Panel], looks: dict[str, Style], folder: Pat
         figure, axes = grid(len(tasks), 3.3, 2.5, legend=0.4)
         for axis, task in zip(axes, tasks, strict=True):
             of_task = {p.background: p for p in here if p.task == task}
-            labels = list(dict.fromkeys(label for p in of_task.values() for label in p.groups))
+            labels = labels_of(list(of_task.values()))
             width = 0.8 / len(labels)
             for k, label in enumerate(labels):
                 for i, name in enumerate(names):

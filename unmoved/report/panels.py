@@ -89,6 +89,12 @@ def make_panels(runs: Runs, frames: int | None = None) -> list[Panel]:
     return panels
 
 
+def labels_of(panels: list[Panel]) -> list[str]:
+    """In their usual order: every panel has it, the fullest one most of it."""
+    fullest = sorted(panels, key=lambda p: -len(p.groups))
+    return list(dict.fromkeys(label for p in fullest for label in p.groups))
+
+
 @dataclass(frozen=True)
 class Suite:
     """Labels that have all of a set of tasks, in one preset and background."""
@@ -120,7 +126,7 @@ def make_suites(panels: list[Panel]) -> list[Suite]:
             for p in panels
             if (p.preset, p.background) == (preset, background) and maximum_return(p.task) is not None
         }
-        labels = list(dict.fromkeys(label for p in known.values() for label in p.groups))
+        labels = labels_of(list(known.values()))
         sets = {tuple(t for t, p in known.items() if label in p.groups) for label in labels}
         if len(sets) > 1:  # one task is a suite only where there is no larger one
             sets = {s for s in sets if len(s) > 1} or sets

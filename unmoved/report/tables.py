@@ -14,7 +14,7 @@ from typing import Any
 
 from unmoved import stats
 from unmoved.report.claims import Verdict
-from unmoved.report.panels import Mean, Panel, Suite, statistic
+from unmoved.report.panels import Mean, Panel, Suite, labels_of, statistic
 from unmoved.report.runs import Record, Runs, last_mean, maximum_return
 
 STATISTICS = {
@@ -92,7 +92,7 @@ def score_tables(panels: list[Panel]) -> list[Table]:
     out = []
     for preset, background in dict.fromkeys((p.preset, p.background) for p in panels):
         here = [p for p in panels if (p.preset, p.background) == (preset, background)]
-        labels = list(dict.fromkeys(label for p in here for label in p.groups))
+        labels = labels_of(here)
         rows = []
         for p in here:
             cells = [Mean.of(p.returns(label)).text() if label in p.groups else "" for label in labels]
