@@ -262,7 +262,7 @@ class Config:
             raise UserError(f"{folder} is not a run: it has no config.json")
         try:
             config = Config.from_json(json.loads(path.read_text()))
-        except (json.JSONDecodeError, TypeError, KeyError) as error:
+        except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
         parents = folder.resolve().parents
         return dataclasses.replace(config, runs=parents[3] if len(parents) > 3 else config.runs)

@@ -62,10 +62,11 @@ class Runs:
 
     def groups(self) -> dict[tuple[str, str, str], list[Record]]:
         """By preset, task and label: what may be averaged."""
-        out: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
+        found: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
         for record in self.records:
-            out[(*record.panel, record.label)].append(record)
-        return dict(out)
+            found[(*record.panel, record.label)].append(record)
+        order = {label: i for i, label in enumerate(self.labels())}
+        return {key: found[key] for key in sorted(found, key=lambda k: (k[0], k[1], order[k[2]]))}
 
     def labels(self) -> list[str]:
         return ordered({r.label: r for r in self.records})
