@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ from unmoved.errors import UserError
 from unmoved.experiments import Selection, runs_of
 from unmoved.launch import Run, SweepArgs, command, shard, supervise, sweep
 from unmoved.log import read_rows
+from unmoved.report import ReportArgs, report
 from unmoved.status import look, status
 
 TINY = ["--action-repeat", "2", "--image-size", "24", "--batch-size", "4", "--filters", "4", "--feature-dim", "8",
@@ -72,6 +74,17 @@ def test_finished_runs_are_skipped(swept: Path, monkeypatch: pytest.MonkeyPatch,
     for config in configs(swept):
         assert [r["frames"] for r in read_rows(config.folder / "eval.jsonl")] == [0, 200, 400]
         assert "400 frames" in (config.folder / "log.txt").read_text()
+
+
+def test_from_command_to_report(swept: Path, tmp_path: Path) -> None:
+    page = report(ReportArgs(swept, tmp_path))
+    assert page.read_text().count("<img ") == len(list((tmp_path / "figures").glob("*.svg"))) >= 4
+    with (tmp_path / "tables/runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        last = read_rows(swept / "cpu/toy_reach" / row["method"] / row["seed"] / "eval.jsonl")[-1]
+        assert row["last return"] == f"{last['return_mean']:.1f}" and row["frames"] == "400"
+    assert [row["method"] for row in rows] == ["rad", "ours"]
 
 
 @pytest.mark.slow

@@ -293,7 +293,7 @@ def supervise(runs: list[Run], place: Place, retries: int, poll: float = 1.0) ->
     def stop(number: int, frame: Any) -> None:
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     states = {run.config.folder: run.state() for run in runs}
 
     def picture() -> Group:
@@ -304,8 +304,9 @@ def supervise(runs: list[Run], place: Place, retries: int, poll: float = 1.0) ->
         with Live(picture(), console=console, auto_refresh=False, transient=True) as live:
             while not all(run.outcome for run in runs):
                 for run in runs:
+                    before = run.outcome
                     advance(run, runs, place, retries)
-                    if run.handle is not None or run.outcome:
+                    if run.handle is not None or run.outcome != before:
                         states[run.config.folder] = run.state()
                 if console.is_terminal:
                     live.update(picture(), refresh=True)
@@ -315,7 +316,7 @@ def supervise(runs: list[Run], place: Place, retries: int, poll: float = 1.0) ->
         console.print("stopping: the runs save a checkpoint each and end")
         end(runs, place)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         place.close()
 

@@ -116,13 +116,15 @@ def draw_curves(
     panels: list[Panel], looks: dict[str, Style], references: list[Reference], over: str, folder: Path
 ) -> Figure:
     figure, axes = grid(len(panels), legend=0.5)
+    trained = max(r.curves[p.background].seconds[-1] for p in panels for g in p.groups.values() for r in g)
+    unit, scale = ("frames (simulator steps)", 1) if over == "frames" else time_unit(trained)
     for axis, p in zip(axes, panels, strict=True):
         longest = 0.0
         for label, records in p.groups.items():
             frames, seconds, scores = curve_grid(records, p.background)
             if not len(frames):
                 continue
-            x = frames if over == "frames" else seconds / 3600
+            x = frames if over == "frames" else seconds / scale
             longest = max(longest, float(x[-1]))
             centre, low, high = stats.curve_band(scores)
             look = looks[label]
@@ -137,21 +139,25 @@ def draw_curves(
         if over == "frames":
             thousands(axis)
         axis.set_title(f"{p.task} ({seeds_text(p.groups.values())})")
-        axis.set(xlabel="frames (simulator steps)" if over == "frames" else "hours of training", ylabel="return")
+        axis.set(xlabel=unit, ylabel="return")
         axis.set_xlim(left=0)
     add_legend(figure, axes)
     first = panels[0]
     scenes = ", ".join(sorted({p.scene for p in panels}))
-    unit = "frames" if over == "frames" else "wall-clock"
+    against = "frames" if over == "frames" else "wall-clock"
     caption = (
-        f"Mean return over seeds against {unit}; preset {first.preset}, background {scenes}, "
+        f"Mean return over seeds against {against}; preset {first.preset}, background {scenes}, "
         f"{' or '.join(sorted({p.episodes for p in panels}))} episodes per point. Bands: 95 % bootstrap over seeds; "
         "one seed has none. A curve ends where its shortest seed does."
     )
     if over == "hours":
         caption += " Methods cost differently per update; machines and their load are as they were (see Wall-clock)."
-    title = f"Learning curves over {unit}: {first.preset}, {first.background}"
+    title = f"Learning curves over {against}: {first.preset}, {first.background}"
     return save(figure, folder, slug("curves", first.preset, first.background, over), title, caption)
+
+
+def time_unit(seconds: float) -> tuple[str, int]:
+    return ("hours of training", 3600) if seconds >= 3600 else ("minutes of training", 60)
 
 
 def draw_reference(axis: Any, reference: Reference, longest: float) -> None:
@@ -190,6 +196,7 @@ def aggregate_figures(suites: list[Suite], looks: dict[str, Style], folder: Path
             axis.set_title(name + (" (less is better)" if name == "optimality gap" else ""))
             axis.set_yticks(range(len(labels)), labels)
             axis.grid(axis="y", visible=False)
+            axis.margins(x=0.08)
             axis.set_xlabel("score")
         caption = (
             f"Background {s.scene}; at {s.frames} frames, {s.runs} seeds per task. Bars: 95 % stratified bootstrap "

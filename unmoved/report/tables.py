@@ -255,16 +255,23 @@ def speed_table(runs: Runs) -> Table:
 def configuration_table(runs: Runs) -> Table:
     """Fields in which the runs of this report differ, by preset and label."""
     by_arm: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for r in runs.records:
-        by_arm[r.config.preset, r.label].append(r.config.to_json())
+    losses: dict[tuple[str, str], str] = {}
+    for (preset, _, label), group in runs.groups().items():
+        by_arm[preset, label] += [r.config.to_json() for r in group]
+        recipe = group[0].folder / "recipe.txt"
+        losses[preset, label] = recipe.read_text(errors="replace").strip() if recipe.is_file() else "-"
     hidden = {"task", "method", "preset", "seed", "runs", "video", "tensorboard", "eval_workers", "checkpoint_every"}
     everything = [config for configs in by_arm.values() for config in configs]
     names = [k for k in everything[0] if k not in hidden and len({json.dumps(c.get(k)) for c in everything}) > 1]
     rows = []
     for (preset, label), configs in by_arm.items():
-        rows.append([preset, label, *(", ".join(dict.fromkeys(text(c.get(k)) for c in configs)) for k in names)])
-    caption = "Settings that are not the same in all runs of this report; several values where tasks or seeds differ."
-    return Table("configuration", "Configuration differences", caption, ["preset", "method", *names], rows)
+        values = [", ".join(dict.fromkeys(text(c.get(k)) for c in configs)) for k in names]
+        rows.append([preset, label, losses[preset, label], *values])
+    caption = (
+        "The losses, and the settings that are not the same in all runs of this report; several values where tasks or "
+        "seeds differ."
+    )
+    return Table("configuration", "Configuration differences", caption, ["preset", "method", "losses", *names], rows)
 
 
 def text(value: Any) -> str:
@@ -284,7 +291,7 @@ def claims_table(verdicts: list[Verdict]) -> Table:
 
 def runs_table(runs: Runs) -> Table:
     rows = []
-    for r in runs.records:
+    for r in (r for group in runs.groups().values() for r in sorted(group, key=lambda r: r.config.seed)):
         for background, c in r.curves.items():
             scene = f"{background} ({c.clips})" if c.clips else background
             rows.append([r.config.preset, r.config.task, r.label, str(r.config.seed), scene, f"{c.frames[-1]:,.0f}",
