@@ -355,6 +355,9 @@ def advance(run: Run, runs: list[Run], place: Place, retries: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "failed.json").write_text(json.dumps(record, indent=1))
         console.print(f"{time.strftime('%H:%M:%S')}  failed    {folder}, exit code {code}", style="red", soft_wrap=True)
+    else:
+        line = f"{time.strftime('%H:%M:%S')}  ended     {folder}, exit code {code}; it will be tried again"
+        console.print(line, style="yellow", soft_wrap=True)
 
 
 def end(runs: list[Run], place: Place, patience: float = 120.0) -> None:
