@@ -168,6 +168,20 @@ def test_retries(codes: list[int], retries: int, outcome: str, starts: int, tmp_
         assert launch.conclude(runs, arguments(tmp_path)) == 0
 
 
+def test_attempts_that_come_further_do_not_count(tmp_path: Path) -> None:
+    """Jobs with a time limit: each ends early, with a newer checkpoint than the last."""
+
+    class Limited(Scripted):
+        def code(self, handle: tuple[Config, int]) -> int:
+            (handle[0].folder / f"checkpoint/{len(self.started):010d}").mkdir(parents=True)
+            return super().code(handle)
+
+    runs = [Run(c) for c in configs(tmp_path, methods=("rad",))]
+    place = Limited({"rad": [-1, -1, -1, 3]})
+    supervise(runs, place, retries=0, poll=0)
+    assert len(place.started) == 4 and runs[0].outcome == "failed"
+
+
 def test_as_many_at_once_as_asked(tmp_path: Path) -> None:
     place = Scripted({"rad": [0] * 3, "ours": [0] * 3}, jobs=3)
     supervise([Run(c) for c in configs(tmp_path, seeds=(1, 2, 3))], place, 0, poll=0)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from unmoved.config import Config, make_config
 from unmoved.errors import UserError
 from unmoved.experiments import Selection, runs_of
-from unmoved.status import State, locked, look, summary, table
+from unmoved.status import State, locked, look, newest_checkpoint, summary, table
 
 HOPELESS = {2: "bad input", 3: "diverged"}  # exit codes of `unmoved train` that a second try would repeat
 
@@ -34,7 +34,7 @@ class SweepArgs(Selection):
     jobs: int | None = None
     """Runs at once. By default one per GPU (several on one GPU are slower in sum), or one per two cores without one."""
     retries: int = 2
-    """How often a failed run is tried again; it continues from its checkpoint."""
+    """How often a failed run is tried again without coming further; it continues from its checkpoint."""
     shard: str | None = None
     """i/n: only every n-th run, from the i-th on (1 to n). For other schedulers: one shard per job."""
     ray: str | None = None
@@ -145,7 +145,7 @@ class Here:
         environment = {}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        threads = str(max(1, cores() // self.jobs))
         for name in ("OMP_NUM_THREADS", "LP_NUM_THREADS"):  # PyTorch's and the software renderer's
             if name not in os.environ:
                 environment[name] = threads
@@ -166,6 +166,11 @@ class Here:
         pass
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def gigabytes(config: Config) -> float:
     """Roughly: the replay's frames, and the networks, batches and libraries beside them."""
     replay = min(config.capacity, config.total_steps) * 3 * config.image_size**2
@@ -178,13 +183,13 @@ def this_machine(configs: list[Config], jobs: int | None) -> Here:
     gpu = torch.cuda.is_available() and any(c.device != "cpu" for c in configs)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = (visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))) if gpu else []
-    cores = os.cpu_count() or 1
     if gpu:
-        memory = min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())) / 1e9 * len(gpus)
+        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        memory = min(device.total_memory for device in devices) / 1e9 * len(gpus)
     else:
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     fit = max(1, int(memory / max(map(gigabytes, configs))))
-    wanted = jobs or (len(gpus) if gpu else max(1, cores // 2))
+    wanted = jobs or (len(gpus) if gpu else max(1, cores() // 2))
     return Here(max(1, min(wanted, fit, len(configs))), gpus)
 
 
@@ -273,6 +278,8 @@ class Run:
     config: Config
     handle: Any = None
     attempts: int = 0
+    fruitless: int = 0  # attempts since the last one that left a new checkpoint
+    kept: int | None = None  # agent steps of the checkpoint that this attempt began with
     outcome: str = ""  # "", finished, failed, elsewhere, interrupted
 
     def state(self) -> State:
@@ -331,10 +338,11 @@ def advance(run: Run, runs: list[Run], place: Place, retries: int) -> None:
     if run.handle is None:
         if sum(r.handle is not None for r in runs) >= place.jobs:
             return
-        if locked(folder):
+        if run.attempts == 0 and locked(folder):  # later: what is left of our own last attempt, which may be saving
             run.outcome = "elsewhere"
             return
         run.attempts += 1
+        run.kept = newest_checkpoint(folder)
         run.handle = place.start(run.config)
         again = f" (attempt {run.attempts})" if run.attempts > 1 else ""
         console.print(f"{time.strftime('%H:%M:%S')}  started   {folder}{again}", soft_wrap=True)
@@ -348,7 +356,10 @@ def advance(run: Run, runs: list[Run], place: Place, retries: int) -> None:
         run.outcome = "finished"
         score = "" if state.score is None else f"  return {state.score:.1f}"
         console.print(f"{time.strftime('%H:%M:%S')}  finished  {folder}{score}", soft_wrap=True)
-    elif code in HOPELESS or run.attempts > retries:
+        return
+    # A job that met its time limit, or a node that was lost after an hour's work, is no failure of the run.
+    run.fruitless = run.fruitless + 1 if newest_checkpoint(folder) == run.kept else 0
+    if code in HOPELESS or run.fruitless > retries:
         run.outcome = "failed"
         lines = last_lines(folder)
         record = {"exit_code": code, "attempts": run.attempts, "last_lines": lines}

@@ -50,6 +50,10 @@ def find_videos(runs: Runs) -> list[Video]:
                 scene = f"{background} ({clips})" if clips else background
                 seed = record.config.seed
                 out.append(Video(path, f"{preset}/{task}, {label}, seed {seed}, {scene}, at {frames:,} frames"))
+    if len(out) > MOST_VIDEOS:
+        runs.notes.append(
+            ("videos", f"the first {MOST_VIDEOS} of {len(out)} are shown; the others lie in the runs' folders")
+        )
     return out[:MOST_VIDEOS]
 
 
