@@ -196,6 +196,7 @@ def aggregate_figures(suites: list[Suite], looks: dict[str, Style], folder: Path
             axis.set_title(name + (" (less is better)" if name == "optimality gap" else ""))
             axis.set_yticks(range(len(labels)), labels)
             axis.grid(axis="y", visible=False)
+            axis.use_sticky_edges = False  # bars would otherwise begin at the frame
             axis.margins(x=0.08)
             axis.set_xlabel("score")
         caption = (
