@@ -43,6 +43,13 @@ def test_help_needs_no_torch() -> None:
         (["train", "toy_reach", "--lr=-1"], "lr"),
         (["evaluate", "nowhere"], "config.json"),
         (["explain", "ourz"], "ours"),
+        (["experiments", "ablatoin"], "ablation"),
+        (["sweep", "ablation", "--tasks", "walker_rnu"], "walker_run"),
+        (["sweep", "ablation", "--shard", "5/4"], "shard"),
+        (["sweep", "ablation", "--", "--seed", "3"], "before the --"),
+        (["status", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["report", ".", "--reference", "nothing.csv"], "nothing.csv"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

@@ -10,7 +10,17 @@ import pytest
 
 from unmoved.config import Config, make_config
 from unmoved.errors import UserError
-from unmoved.experiments import EXPERIMENTS, Selection, gpu_hours, read_bench, runs_of, total_hours, unique
+from unmoved.experiments import (
+    EXPERIMENTS,
+    ExperimentsArgs,
+    Selection,
+    gpu_hours,
+    read_bench,
+    runs_of,
+    show,
+    total_hours,
+    unique,
+)
 from unmoved.methods import make_method
 
 BENCH: dict[str, Any] = {
@@ -130,3 +140,17 @@ def test_bench_files(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match="bench"):
             read_bench(path)
+
+
+def test_listing(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unmoved.log.console.width", 200, raising=False)
+    show(ExperimentsArgs(bench=tmp_path / "none.json"), [])
+    out = capsys.readouterr().out
+    assert all(name in out for name in EXPERIMENTS) and "No estimate" in out and "93.8 M" in out
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(BENCH))
+    show(ExperimentsArgs("case_study", frames=20_000, seeds=(1,), bench=path), [])
+    out = capsys.readouterr().out
+    assert "6 runs, 0.1 M frames" in out and "drq_kl_fixed" in out
+    with pytest.raises(UserError, match="name it"):
+        show(ExperimentsArgs(methods=("rad",), bench=path), [])

@@ -136,9 +136,18 @@ def test_tables_of_the_paper(tmp_path: Path) -> None:
         last = {"frames": 500_000, "critic_loss_std": 0.2 * seed, "kl_author": None}
         write_rows(config.folder / "diagnostics.jsonl", [{"frames": 10_000, "critic_loss_std": 9.0}, last])
     (table,) = published_statistics(read_runs(tmp_path).records)
+    assert table.columns == ["method", "std of critic loss"]
     assert table.rows == [
-        ["drq", "std of critic loss", "0.300 ± 0.141 (2)", "500,000", "0.358 ± 0.123", "500,000", "drq, walker_run"]
+        ["drq, here", "0.300 ± 0.141 (2) at 500,000"],
+        ["drq, paper", "0.358 ± 0.123 (5) at 500,000"],
     ]
+    for strong in ("blur", "conv"):
+        config = write_run(tmp_path / strong, "walker_walk", preset="dmgb", method="svea", strong=strong)
+        row = {"frames": 100_000, f"cosine_actor_{strong}": 0.9, "cosine_actor_shift": 0.8}
+        write_rows(config.folder / "diagnostics.jsonl", [row])
+    table = published_statistics(read_runs(tmp_path).records)[1]
+    assert table.columns == ["method", "cosine actor shift", "cosine actor, strong"] and len(table.rows) == 4
+    assert table.rows[0] == ["svea, strong blur, here", "0.800 (1) at 100,000", "0.900 (1) at 100,000"]
 
 
 def test_the_data_file() -> None:

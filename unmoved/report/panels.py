@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unmoved.report.runs import Record, Runs, common_frames, last_mean, maximum_return, score_at, statistic_at
+from unmoved.report.runs import Record, Runs, common_frames, last_mean, maximum_return, statistic_at
 from unmoved.stats import Array, Scores
 
 
@@ -58,8 +58,8 @@ class Panel:
         )
 
     def returns(self, label: str, last: int = 1) -> list[float]:
-        pick = [last_mean(r, self.background, self.frames, last) for r in self.groups[label]]
-        return pick if last > 1 else [score_at(r, self.background, self.frames) for r in self.groups[label]]
+        """Of each seed: mean of the last evaluations at or before the panel's frames."""
+        return [last_mean(r, self.background, self.frames, last) for r in self.groups[label]]
 
 
 def make_panels(runs: Runs, frames: int | None = None) -> list[Panel]:

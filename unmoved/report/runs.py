@@ -254,12 +254,6 @@ def common_frames(records: list[Record], background: str) -> float:
     return min(r.curves[background].frames[-1] for r in records)
 
 
-def score_at(record: Record, background: str, frames: float) -> float:
-    """Of the last evaluation at or before these frames."""
-    curve = record.curves[background]
-    return float(curve.score[max(0, int(np.searchsorted(curve.frames, frames, side="right")) - 1)])
-
-
 def last_mean(record: Record, background: str, frames: float, n: int) -> float:
     """Mean of the last n evaluations at or before these frames."""
     curve = record.curves[background]
