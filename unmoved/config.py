@@ -167,8 +167,8 @@ class Config:
     """Per background."""
     eval_backgrounds: tuple[str, ...] = ("train",)
     """Scenes to evaluate in."""
-    eval_workers: int = 1
-    """Processes that play evaluation episodes; which episodes does not depend on it."""
+    eval_workers: int = 0
+    """Processes that play evaluation episodes, 0: one per core; which episodes does not depend on it."""
     log_every: Count = 1_000
     """Agent steps per row of train.jsonl."""
     checkpoint_every: Count = 50_000
@@ -201,7 +201,7 @@ class Config:
         need(self.seed >= 0, "seed must not be negative")
         need(min(self.lr, self.alpha_lr, self.init_temperature) > 0, "lr, alpha-lr and init-temperature are positive")
         need(0 < self.discount <= 1, "discount lies between 0 and 1")
-        need(self.log_every > 0 and self.eval_workers > 0, "log-every and eval-workers must be positive")
+        need(self.log_every > 0 and self.eval_workers >= 0, "log-every must be positive, eval-workers not negative")
         need(self.checkpoint_every >= 0 and self.burst >= 0, "checkpoint-every and burst must not be negative")
         need(
             min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0
@@ -292,7 +292,7 @@ DMGB: dict[str, Any] = {
 CPU: dict[str, Any] = {
     "frames": 40_000, "action_repeat": 4, "image_size": 64, "shadow_map": 512, "batch_size": 32, "capacity": 20_000,
     "random_steps": 500, "n_step": 3, "strides": (3, 2, 1), "filters": 16, "hidden_dim": 256, "eval_every": 10_000,
-    "eval_episodes": 5, "eval_workers": 2, "log_every": 250,
+    "eval_episodes": 5, "log_every": 250,
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
