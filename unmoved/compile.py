@@ -62,6 +62,11 @@ class Updater:
             self.kinds = {kind: self._graphed(update) for kind, update in self.kinds.items()}
 
     @property
+    def warming_up(self) -> bool:
+        """Whether the first updates are under way: compiling, or being captured."""
+        return isinstance(self.sample, Graphed) and self.sample.runs > 0 and not self.settled
+
+    @property
     def settled(self) -> bool:
         """Whether updates are graphs, and no graph is still to be captured."""
         graphs = [g for g in (self.sample, *self.kinds.values()) if isinstance(g, Graphed)]

@@ -140,6 +140,7 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)  # streams and graphs are made on the current device
     return device
 

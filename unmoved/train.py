@@ -344,11 +344,12 @@ class Trainer:
             console.print(f"continuing {self.folder} at {self.frames:,} frames")
 
     def _catch_signals(self) -> dict[int, Any]:
-        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once.
-        Returns the handlers that were in place."""
+        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once, and so
+        does the first while updates are being compiled: the compiler's processes get the signal too, and an update
+        would wait for them for ever. Returns the handlers that were in place."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if self.stop:
+            if self.stop or self.updater.warming_up:
                 raise KeyboardInterrupt
             self.stop = True
 
