@@ -30,6 +30,7 @@ from unmoved.errors import Diverged, UserError
 from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs, pick_device
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
 from unmoved.losses import Method
+from unmoved.measure import Recorder
 from unmoved.methods import make_method
 from unmoved.replay import Replay
 
@@ -104,12 +105,16 @@ class Trainer:
         self.meter = Meter(config.batch_size, self.device)
         self.updater = Updater(self.agent, self.replay, self.sampling, self.meter)
         self.stop = False
+        self.recorder: Recorder | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.folder)
         self.writer = tensorboard(self.folder) if config.tensorboard else None
         write_config(config, method, self.device)
         self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
         self.restore()
+        if config.diagnostics:
+            self.recorder = Recorder(self.agent, self.replay, self.folder, bool(env.state_size))
+            self.recorder.resume(self.steps)
 
     # -------------------------------------------------------------------------------------------- the loop
 
@@ -123,6 +128,8 @@ class Trainer:
             while self.steps < total and not self.stop:
                 if self.steps % eval_steps == 0 and self.steps != self.evaluated:
                     display.evaluated(self.evaluate(self.steps // eval_steps))
+                if self.recorder is not None and self.recorder.due(self.steps):
+                    self.recorder.record(self.counters())
                 if self.obs is None:
                     self.begin_episode()
                 action = self.choose_action()
@@ -138,6 +145,8 @@ class Trainer:
                     self.save()
             if not self.stop:
                 display.evaluated(self.evaluate(-(-total // eval_steps)))
+                if self.recorder is not None:
+                    self.recorder.record(self.counters(), last=True)
             self.save()
             if self.stop:
                 console.print(f"stopped at {self.frames:,} frames; the same command continues {self.folder}")
