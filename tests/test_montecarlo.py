@@ -25,8 +25,8 @@ GAMMA, ALPHA, LOG_PI, END = 0.9, 0.5, -0.25, 6
 
 
 class Chain:
-    """State k -> k + 1 whatever the action; reward k + its episode's offset; over at END. The offset is set by reset and
-    is not part of the state, like reacher's target."""
+    """State k -> k + 1 whatever the action; reward k + its episode's offset; over at END. The offset is set by reset
+    and is not part of the state, like reacher's target."""
 
     action_dim, episode_frames, size, state_size = 1, 4, 2, 1
 
@@ -213,7 +213,7 @@ def test_a_stored_state_repeats_its_episode(task: str) -> None:
 
 
 def test_the_replay_s_states_lead_back_to_its_rewards(tmp_path: Path) -> None:
-    """Restoring s of a stored transition and repeating its action gives its reward and next image, over all episodes."""
+    """Restoring s of a stored transition and repeating its action gives its reward and next image."""
     config = make_config(
         "toy_reach", preset="cpu", method="rad", frames=260, action_repeat=2, image_size=24, batch_size=4, filters=4,
         feature_dim=8, hidden_dim=16, capacity=200, random_steps=100, n_step=1, eval_every=1000, eval_episodes=1,

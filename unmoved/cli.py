@@ -175,12 +175,43 @@ def bench(args: list[str]) -> None:
     run(parse(BenchArgs, "bench", args))
 
 
+@dataclass(frozen=True)
+class DiagnoseArgs:
+    """Measure why an augmentation helps, or not, on a checkpoint: a table, a row in RUN/diagnose.jsonl and
+    RUN/diagnose.png. docs/why_it_works.md explains the numbers."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder, such as runs/drq/walker_run/ours/1."""
+    checkpoint: int | None = None
+    """Agent steps of the checkpoint; None: the newest."""
+    transforms: str = ""
+    """More transformations whose feature similarity is measured, such as blur,conv or mymodule:MyTransformation."""
+    batch: int = 256
+    """States."""
+    tsne: bool = True
+    rollouts: int = 0
+    """Transitions whose returns are played out, twice each, for the targets' bias; 0: none."""
+    workers: int = 2
+    """Processes that play them."""
+    seed: int = 0
+    device: str = "cpu"
+
+
+def diagnose(args: list[str]) -> None:
+    """Measure why an augmentation helps, or not, on a checkpoint of a run."""
+    a = parse(DiagnoseArgs, "diagnose", args)
+    from unmoved.diagnose import diagnose as run
+
+    run(**vars(a))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
     "explain": explain,
     "methods": methods,
     "tasks": tasks,
+    "diagnose": diagnose,
     "demo": demo,
     "bench": bench,
 }

@@ -19,7 +19,6 @@ from unmoved.diagnostics import (
     at_targets,
     critic_loss_spread,
     critic_tables,
-    gradient_noise,
     numbers,
     over_states,
     pair_cosine,
@@ -29,6 +28,7 @@ from unmoved.diagnostics import (
     tangents,
     unit_features,
 )
+from unmoved.gradients import gradient_noise
 from unmoved.log import Rows, console, jsonable, read_rows
 from unmoved.losses import Bellman, Sample, samples, unique, with_bases
 from unmoved.methods import make_transform

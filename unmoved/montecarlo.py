@@ -264,6 +264,6 @@ def measure_bias(
     return bias(targets(batch), returns), returns
 
 
-def jobs(count: int, rollouts: int, workers: int) -> int:
+def waves(rollouts: int, workers: int) -> int:
     """How often `progress` is called."""
-    return -(-count * rollouts // max(1, workers))
+    return -(-rollouts // workers)
