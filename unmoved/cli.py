@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from unmoved.config import PRESETS, Config, make_config
+from unmoved.config import PRESETS, Config, Count, make_config
 from unmoved.errors import Diverged, UserError, unknown
 
 if TYPE_CHECKING:
@@ -205,6 +205,67 @@ def diagnose(args: list[str]) -> None:
     run(**vars(a))
 
 
+@dataclass(frozen=True)
+class AdviseArgs:
+    """Say which transformations are safe in the target of a task: trains one short SVEA run per candidate and compares
+    the similarity of its features under the candidate with that under shift (the paper's Table F). Repeating the
+    command continues what was interrupted."""
+
+    task: Annotated[str, tyro.conf.Positional]
+    transforms: str = "blur,overlay,conv,rotate"
+    """Candidates; one's own as mymodule:MyTransformation."""
+    frames: Count = 100_000
+    """Of training, per candidate."""
+    seeds: int = 1
+    """Runs per candidate; with several, errors are over seeds."""
+    run: Path | None = None
+    """With --quick: the run whose checkpoint is measured."""
+    quick: bool = False
+    """Train nothing: measure all candidates on one run, a different quantity."""
+    margin: float = 0.02
+    """Difference in similarity that counts as lower; the paper's overlay is at .005, its conv at .04 and .06."""
+    batch: int = 256
+    """States."""
+    preset: str = "dmgb"
+    overlay: Path | None = None
+    """Folder of photographs for overlay."""
+    runs: Path = Path("runs")
+    """Runs, table and picture go to <runs>/advise."""
+    device: str = "auto"
+
+
+def advise(args: list[str]) -> None:
+    """Say which transformations are safe in a task's target, by short training runs."""
+    a = parse(AdviseArgs, "advise", args)
+    from unmoved.advise import advise as run
+
+    run(**vars(a))
+
+
+@dataclass(frozen=True)
+class VerifyArgs:
+    """Evaluate both sides of the paper's lemma, propositions and bounds (misprints corrected) in float64. Exits with 1
+    if one does not hold."""
+
+    run: Path | None = None
+    """Use the networks and states of this run; without one, random ones."""
+    transform: str = ""
+    """Transformation, such as shift, rotate or mymodule:MyTransformation; by default the run's weak one, or shift."""
+    states: int = 4
+    seed: int = 0
+
+
+def verify(args: list[str]) -> None:
+    """Evaluate the paper's lemma, propositions and bounds in numbers."""
+    a = parse(VerifyArgs, "verify", args)
+    if a.states < 1:
+        raise UserError("--states must be at least 1")
+    from unmoved.verify import verify as run
+
+    if not run(**vars(a)):
+        sys.exit(1)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -212,6 +273,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "methods": methods,
     "tasks": tasks,
     "diagnose": diagnose,
+    "advise": advise,
+    "verify": verify,
     "demo": demo,
     "bench": bench,
 }
