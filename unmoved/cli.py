@@ -178,10 +178,11 @@ def bench(args: list[str]) -> None:
 @dataclass(frozen=True)
 class DiagnoseArgs:
     """Measure why an augmentation helps, or not, on a checkpoint: a table, a row in RUN/diagnose.jsonl and
-    RUN/diagnose.png. docs/why_it_works.md explains the numbers."""
+    RUN/diagnose.png; of several runs also the paper's Table B and whether its orderings hold. docs/why_it_works.md
+    explains the numbers."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run folder, such as runs/drq/walker_run/ours/1."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folders, such as runs/drq/walker_run/ours/1."""
     checkpoint: int | None = None
     """Agent steps of the checkpoint; None: the newest."""
     transforms: str = ""
@@ -200,9 +201,16 @@ class DiagnoseArgs:
 def diagnose(args: list[str]) -> None:
     """Measure why an augmentation helps, or not, on a checkpoint of a run."""
     a = parse(DiagnoseArgs, "diagnose", args)
-    from unmoved.diagnose import diagnose as run
+    if not a.runs:
+        raise UserError("name a run folder, such as runs/drq/walker_run/ours/1")
+    from unmoved.compare import compare
+    from unmoved.diagnose import diagnose as measure
 
-    run(**vars(a))
+    options = {k: v for k, v in vars(a).items() if k != "runs"}
+    configs = [Config.load(run) for run in a.runs]  # a wrong folder shows before the first is measured
+    rows = [(config.method, measure(run, **options)) for run, config in zip(a.runs, configs, strict=True)]
+    if len(rows) > 1:
+        compare(rows, ", ".join(sorted({f"{c.preset}, {c.task}" for c in configs})))
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def diagnose(
         values = numbers(measure(agent, sample, std, generator, families))
     planes: dict[str, Tensor] = {}
     if tsne and not tsne_available():
-        console.print(NO_TSNE)
+        console.print(NO_TSNE, markup=False)
     elif tsne:
         with console.status("t-SNE"):
             statistics, planes = tsne_statistics(agent, sample, generator, seed)
@@ -190,7 +190,8 @@ def print_table(values: dict[str, float], title: str) -> None:
 
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for column in ("statistic", "value", "± s.e.", "transformation", "action"):
-        table.add_column(column, header_style="bold", justify="left" if column == "statistic" else "right")
+        side: Any = "left" if column == "statistic" else "right"
+        table.add_column(column, header_style="bold", justify=side, no_wrap=True)
     table.add_column("what it is", header_style="bold")
     parts = ("_se", "_transformation", "_action")
     for name, value in values.items():
@@ -264,7 +265,9 @@ def draw_maps(figure: Any, axes: Any, states: States, family: Shift) -> None:
         (axes[0], change, "|Q(f(s)) - mean over shifts|"),
         (axes[1], torch.stack(far), "KL(π(s) ‖ π(f(s))), tables' units"),
     ):
-        image = axis.imshow(value.reshape(side, side).cpu(), extent=(-reach, reach, reach, -reach), cmap="viridis")
+        image = axis.imshow(
+            value.reshape(side, side).cpu().numpy(), extent=(-reach, reach, reach, -reach), cmap="viridis"
+        )
         figure.colorbar(image, ax=axis, shrink=0.8)
         axis.set_title(name, fontsize=9)
         axis.set(xlabel="shift, columns", ylabel="shift, rows")
@@ -295,7 +298,7 @@ def draw_cosines(axis: Any, values: dict[str, float]) -> None:
     axis.set_ylim(max(-1.0, low - 0.1 - 0.3 * (1 - low)), 1.0)
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.set_title("cosine similarity of a state's features", fontsize=9)
-    axis.legend(frameon=False, fontsize=7, loc="lower right")
+    axis.legend(fontsize=7, loc="lower right", framealpha=0.9)
 
 
 def draw_plane(axis: Any, plane: Tensor | None) -> None:
@@ -305,7 +308,7 @@ def draw_plane(axis: Any, plane: Tensor | None) -> None:
     for a, b in plane.transpose(0, 1).tolist():
         axis.plot([a[0], b[0]], [a[1], b[1]], color="0.6", lw=0.5, zorder=1)
     for view in plane:
-        axis.scatter(*view.T, s=4, zorder=2)
+        axis.scatter(*view.T.numpy(), s=4, zorder=2)
     axis.set_title("t-SNE of the critic's features, pairs joined", fontsize=9)
     axis.set_xticks([])
     axis.set_yticks([])

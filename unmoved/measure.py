@@ -190,7 +190,7 @@ class Recorder:
         c = self.config
         self.every, self.rare = (max(1, f // c.action_repeat) if f else 0 for f in (c.diagnostics_every, c.rare_every))
         if self.rare and not tsne_available():
-            console.print("t-SNE distances are left out of the diagnostics: pip install 'unmoved[analysis]'")
+            console.print("no t-SNE distances: pip install 'unmoved[analysis]'", markup=False)
         self.bias = c.keep_states or not restorable
         if self.rare and not restorable:
             console.print(
