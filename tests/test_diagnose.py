@@ -44,15 +44,16 @@ def test_what_is_loaded_is_what_was_trained(trainer: Trainer) -> None:
 
 def test_command(trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
     run = trainer.folder
-    words = ["--batch", "8", "--transforms", "blur,conv", "--rollouts", "2", "--workers", "2", "--no-tsne"]
-    main(["diagnose", str(run), *words])
+    words = ["--batch", "8", "--transforms", "blur,conv", "--no-tsne"]
+    main(["diagnose", str(run), *words, "--rollouts", "2", "--workers", "1"])
     text = capsys.readouterr().out
     assert all(name in text for name in ("target_std", "kl_author", "cosine_critic_conv", "bias_mse", "transformation"))
     (row,) = read_rows(run / "diagnose.jsonl")
     assert row["steps"] == 120 and row["frames"] == 240 and row["bias_restored"] == 1 and "tsne_actor" not in row
     assert (run / "diagnose.png").stat().st_size > 10_000
     main(["diagnose", str(run), *words])  # the same numbers again
-    assert read_rows(run / "diagnose.jsonl")[1] == row
+    again = read_rows(run / "diagnose.jsonl")[1]
+    assert len(again) > 50 and again.items() <= row.items()
 
 
 def test_an_older_checkpoint(trainer: Trainer) -> None:

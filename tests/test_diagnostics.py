@@ -331,6 +331,26 @@ def test_tangents_are_the_update_s() -> None:
     assert tangents(agent, batch, FromModule(nn.Identity()), seeded(), 1) is None
 
 
+def test_tangents_of_a_linear_critic() -> None:
+    """Q = W x: the tangent is the change of Q when the view is moved by one more pixel, for both twins' smaller one."""
+    W, shift, batch = torch.randn(2, 9 * 12 * 12) / 255, Shift(1), make_batch()
+
+    def critic(features: Tensor, action: Tensor, t: int = 0) -> Tensor:
+        return W @ features.T
+
+    nets = SimpleNamespace(encoder=lambda x, t=0: x.double().flatten(1), critic=critic)
+    got = tangents(SimpleNamespace(nets=nets), batch, shift, seeded(), draws=6)  # type: ignore[arg-type]
+    assert got is not None
+    generator = seeded()
+    for row in got:
+        tau, direction = shift.sample(3, generator), shift.direction(generator)
+        move = torch.tensor([(0, 1), (0, -1), (1, 0), (-1, 0)][int(direction)])
+        view = shift(batch.obs, tau)
+        Q, moved = (W @ x.double().flatten(1).T for x in (view, shift(view, shift.identity(3) + move)))
+        close(row, (moved - Q).gather(0, Q.argmin(0, keepdim=True))[0])
+        assert row.abs().min() > 0
+
+
 @pytest.mark.parametrize("method", ["ours", "sac"])
 def test_gradient_noise_by_brute_force(method: str) -> None:
     """Trace of the covariance and squared mean from 250 independent gradients."""

@@ -81,7 +81,7 @@ class Loaded:
 def load_run(run: Path, device: str = "cpu", steps: int | None = None, method: Method | None = None) -> Loaded:
     """Agent and replay of a checkpoint. `method`: the recipe of a run that was trained with one's own."""
     config, place = Config.load(run), pick_device(device)
-    parts = checkpoints.load(run, ("agent", "replay"), console.print, place, steps)
+    parts = checkpoints.load(run, ("agent", "replay"), console.print, steps=steps)
     if parts is None:
         raise UserError(f"{run} has no whole checkpoint yet")
     state = parts["agent"]

@@ -213,10 +213,11 @@ class Recorder:
     def _ready(self, steps: int) -> bool:
         return steps > max(self.steps, self.config.random_steps) and len(self.replay) > 0
 
-    def record(self, counters: dict[str, Any], last: bool = False) -> dict[str, Any] | None:
+    def record(self, counters: dict[str, Any], last: bool = False) -> dict[str, Any]:
+        """Measure and write a row; nothing where there is nothing new."""
         steps, c = counters["steps"], self.config
         if not self._ready(steps):
-            return None
+            return {}
         started = time.monotonic()
         generator = Generator(self.agent.device).manual_seed(stream_seed(c.seed, f"diagnostics {steps}"))
         with self.replay.turns.sampling():

@@ -129,7 +129,7 @@ class Trainer:
                 if self.steps % eval_steps == 0 and self.steps != self.evaluated:
                     display.evaluated(self.evaluate(self.steps // eval_steps))
                 if self.recorder is not None and self.recorder.due(self.steps):
-                    self.recorder.record(self.counters())
+                    self.diagnose(self.recorder)
                 if self.obs is None:
                     self.begin_episode()
                 action = self.choose_action()
@@ -146,7 +146,7 @@ class Trainer:
             if not self.stop:
                 display.evaluated(self.evaluate(-(-total // eval_steps)))
                 if self.recorder is not None:
-                    self.recorder.record(self.counters(), last=True)
+                    self.diagnose(self.recorder, last=True)
             self.save()
             if self.stop:
                 console.print(f"stopped at {self.frames:,} frames; the same command continues {self.folder}")
@@ -250,6 +250,10 @@ class Trainer:
         if c.video:
             write_video(self.folder / "video" / f"{self.frames}.mp4", result.frames)
         return row
+
+    def diagnose(self, recorder: Recorder, last: bool = False) -> None:
+        row = recorder.record(self.counters(), last)
+        self._show("diagnostics", {k: v for k, v in row.items() if k not in self.counters()})
 
     def _show(self, group: str, values: dict[str, Any]) -> None:
         for name, value in values.items():
