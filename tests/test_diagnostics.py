@@ -204,8 +204,14 @@ def test_a_module_with_one_draw_per_call_still_varies_by_row() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * torch.rand(())  # one number for the whole batch
 
-    unit = unit_features(make_agent(), make_batch().obs, FromModule(Darken()), seeded(), 4)
+    agent, batch, dark = make_agent(), make_batch(), FromModule(Darken())
+    unit = unit_features(agent, batch.obs, dark, seeded(), 4)
     assert len({round(float(v), 9) for v in unit["critic"][:, 0, 0]}) == 4
+    strong = View("strong", dark, on=View("nu", Shift(1)))
+    tables = critic_tables(agent, batch, [strong[0]], {}, seeded(), 9)
+    shifted = at_states(agent, batch, Shift(1), ZERO, seeded(), 9, 2).Q
+    close(tables["nu"], shifted)
+    assert len({round(float(v), 9) for v in tables["strong0"][:, 0, 0]}) == 9
 
 
 # ------------------------------------------------------------------------------------- the critic's loss
@@ -473,7 +479,8 @@ def test_a_run_is_the_same_with_diagnostics(tmp_path: Path, float32: None) -> No
     assert torch.equal(a["replay"]["states"], b["replay"]["states"])
     rows = read_rows(with_them / "diagnostics.jsonl")
     assert [row["frames"] for row in rows] == [60, 120, 180, 240]
-    assert ["bias" in row and "tsne_actor" in row for row in rows] == [False, True, False, True]
+    assert ["bias" in row for row in rows] == [False, True, False, True]
+    assert ["tsne_actor" in row for row in rows] == [False, measure.tsne_available()] * 2
 
 
 def test_diagnostics_continue_after_a_stop(tmp_path: Path, float32: None) -> None:

@@ -295,7 +295,8 @@ def overview() -> str:
         "unmoved: image-based reinforcement learning with data augmentation\n\n"
         "  unmoved train walker_run --method ours --seed 1 --frames 500k --preset drq\n"
         "  unmoved evaluate runs/drq/walker_run/ours/1 --episodes 10 --video\n"
-        "  unmoved explain dmgb/ours\n\n"
+        "  unmoved explain dmgb/ours\n"
+        "  unmoved diagnose runs/drq/walker_run/ours/1\n\n"
         f"{rows}\n\n`unmoved COMMAND --help` lists a command's options."
     )
 

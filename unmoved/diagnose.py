@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from unmoved.evaluate import TRAIN, env_kwargs, pick_device
 from unmoved.log import Rows, console, jsonable, read_rows
 from unmoved.losses import Method, policy_distance
 from unmoved.measure import (
-    ACTIONS,
     DRAWS,
     measure,
     own_targets,
@@ -234,7 +233,7 @@ def draw(
 
     figure, axes = plt.subplots(2, 3, figsize=(11, 6.2), dpi=150, layout="constrained")
     family = weak_family(agent)
-    states = at_states(agent, batch, family, std, generator, DRAWS, ACTIONS)
+    states = at_states(agent, batch, family, std, generator, DRAWS, actions=2)
     if isinstance(family, Shift):
         draw_maps(figure, axes[0, :2], states, family)
     else:
@@ -256,11 +255,9 @@ def draw_maps(figure: Any, axes: Any, states: States, family: Shift) -> None:
     change = (Q - Q.mean(0)).abs().mean(1)
     mu, scale = (v.reshape(side * side, -1, v.shape[-1]) for v in (states.policy.mu, states.policy.std))
     middle = side * side // 2
-    here = type(states.policy)(**vars(states.policy) | {"mu": mu[middle], "std": scale[middle]})
-    far = [
-        policy_distance(here, type(here)(**vars(here) | {"mu": m, "std": s}), "author").mean()
-        for m, s in zip(mu, scale, strict=True)
-    ]
+    here = replace(states.policy, mu=mu[middle], std=scale[middle])
+    views = [replace(states.policy, mu=m, std=s) for m, s in zip(mu, scale, strict=True)]
+    far = [policy_distance(here, view, "author").mean() for view in views]
     for axis, value, name in (
         (axes[0], change, "|Q(f(s)) - mean over shifts|"),
         (axes[1], torch.stack(far), "KL(π(s) ‖ π(f(s))), tables' units"),

@@ -116,12 +116,15 @@ class Targets:
     y: Tensor  # (n, a, B)
 
 
-def rows_of(family: Transformation, B: int, n: int, generator: Generator) -> Iterator[tuple[int, Tau]]:
-    """All of T, or n draws for each state: (rows r, tau of r B images) in parts that fit."""
+def rows_of(
+    family: Transformation, B: int, n: int, generator: Generator, single: bool = False
+) -> Iterator[tuple[int, Tau]]:
+    """All of T, or n draws for each state: (rows r, tau of r B images) in parts that fit; or row by row."""
     support = family.support()
     total = n if support is None else len(support)
     # A family that draws on the host may use one parameter for a whole call: row by row it is independent all the same.
-    most = max(1, IMAGES.get(generator.device.type, 512) // B) if family.capturable else 1
+    fit = max(1, IMAGES.get(generator.device.type, 512) // B)
+    most = fit if family.capturable and not single else 1
     for first in range(0, total, most):
         r = min(most, total - first)
         if support is None:
@@ -215,9 +218,10 @@ def critic_tables(
         above = [s for s in with_bases(chosen) if root_of(s).view.name == root.name and s.view.on is not None]
         rounds = -(-n // len(support)) if above and support is not None else 1
         values: dict[str, list[Tensor]] = {key: [] for key in (root.name, *(s.key for s in above))}
+        single = not all(s.view.transform.capturable for s in above)
         done = known.get(id(family)) if support is not None or not above else None
         for again in range(rounds if above or done is None else 0):
-            for r, tau in rows_of(family, B, n, generator):
+            for r, tau in rows_of(family, B, n, generator, single):
                 pixels = {root.name: family(batch.obs.repeat(r, 1, 1, 1), tau)}
                 if again == 0 and done is None:
                     values[root.name].append(Q(pixels[root.name], r))
@@ -264,15 +268,9 @@ def critic_loss_spread(
         s.view.on is None and s.view.transform.support() is not None for s in chosen
     )
     exact = finite and len(sizes) == len(mu) == 1
-    if exact:
-        (size,), n_y = sizes.values(), y[0].shape[1]
-        pairs = torch.cartesian_prod(*(torch.arange(n, device=generator.device) for n in (size, n_y)))
-        index = {key: pairs[:, :1].expand(-1, B) for key in sizes}
-        index_y = [pairs[:, 1:].expand(-1, B)]
-    else:
-        pick = [torch.randint(n, (draws, B), generator=generator, device=generator.device)
-                for n in (*sizes.values(), *(v.shape[1] for v in y))]  # fmt: skip
-        index, index_y = dict(zip(sizes, pick, strict=False)), pick[len(sizes) :]
+    lengths = [*sizes.values(), *(v.shape[1] for v in y)]
+    picked = every_pair(lengths, B, generator) if exact else random_rows(lengths, draws, B, generator)
+    index, index_y = dict(zip(sizes, picked, strict=False)), picked[len(sizes) :]
 
     a = len(y[0])
     means, variances = [], []
@@ -293,6 +291,17 @@ def critic_loss_spread(
         means.append(loss.mean(0))
         variances.append(loss.var(0))
     return spread_of(torch.cat(means), torch.cat(variances), a, exact)
+
+
+def every_pair(lengths: list[int], B: int, generator: Generator) -> list[Tensor]:
+    """Row numbers (pairs, B) of two tables: all combinations, for every state."""
+    pairs = torch.cartesian_prod(*(torch.arange(n, device=generator.device) for n in lengths))
+    return [column[:, None].expand(-1, B) for column in pairs.T]
+
+
+def random_rows(lengths: list[int], draws: int, B: int, generator: Generator) -> list[Tensor]:
+    """Row numbers (draws, B) of several tables, independent."""
+    return [torch.randint(n, (draws, B), generator=generator, device=generator.device) for n in lengths]
 
 
 # ------------------------------------------------------------------------------------------------ single statistics
