@@ -208,7 +208,7 @@ def report(found: list[Advice], task: str, quick: bool, folder: Path) -> None:
     console.print(f"complex: lower than under shift by more than {found[0].margin:g} in one of the two, with two "
                   "standard errors to spare; simple: in neither", soft_wrap=True)  # fmt: skip
     picture = folder / f"advice_{task}.png".replace("/", "-").replace(":", "-")
-    draw(found, title.split("\n")[0], picture)
+    draw(found, title.split("\n")[0], picture, PAPER if task == "walker_walk" and not quick else {})
     console.print(f"picture: {picture}", soft_wrap=True)
 
 
@@ -216,34 +216,34 @@ def as_numbers(a: Advice) -> dict[str, float | None]:
     return jsonable({f"{h}_{key}": value for h, s in a.heads.items() for key, value in vars(s).items()})
 
 
-def draw(found: list[Advice], title: str, path: Path) -> None:
-    """Candidate against shift, one panel per head; the paper's values where it has them."""
+def draw(found: list[Advice], title: str, path: Path, paper: dict[str, Any]) -> None:
+    """Candidate against shift, one panel per head; the paper's values where it measured the same."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), dpi=150, layout="constrained", sharey=True)
-    for k, (axis, head) in enumerate(zip(axes, HEADS, strict=True)):
-        bars(axis, found, head, k)
+    for k, (axis, head) in enumerate(zip(axes, HEADS, strict=True)):  # actor, critic
+        bars(axis, found, head, {name: pairs[k] for name, pairs in paper.items()})
         axis.set_title(f"{head}'s features", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("cosine similarity")
-    axes[0].legend(frameon=False, fontsize=7, loc="lower left")
+    axes[0].legend(fontsize=7, loc="lower left", framealpha=0.9)
     figure.suptitle(title, fontsize=9)
     figure.savefig(path)
     plt.close(figure)
 
 
-def bars(axis: Any, found: list[Advice], head: str, k: int) -> None:
+def bars(axis: Any, found: list[Advice], head: str, paper: dict[str, tuple[float, float]]) -> None:
     at = range(len(found))
     sims = [a.heads[head] for a in found]
     axis.bar([i - 0.2 for i in at], [s.weak for s in sims], 0.38, color="0.7", label="shift")
     axis.bar([i + 0.2 for i in at], [s.candidate for s in sims], 0.38, yerr=[s.error for s in sims], color="#3b6fb6",
              label="candidate")  # fmt: skip
-    known = [(i, PAPER[a.transform][k]) for i, a in enumerate(found) if a.transform in PAPER]
+    known = [(i, paper[a.transform]) for i, a in enumerate(found) if a.transform in paper]
     points = [(i + dx, value) for i, pair in known for dx, value in zip((-0.2, 0.2), pair, strict=True)]
     if points:
         axis.scatter(*zip(*points, strict=True), marker="_", s=120, color="black", zorder=3,
-                     label="paper, walker_walk, 100k")  # fmt: skip
+                     label="paper")  # fmt: skip
     axis.set_xticks(list(at), [f"{a.transform}\n{a.verdict}" for a in found], fontsize=8)

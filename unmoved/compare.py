@@ -42,7 +42,7 @@ class Claim:
 
 CLAIMS = (
     *(Claim("more samples, less variance", m, "rad", s) for m in ("rad_plus", "drq") for s in FOUR[:2]),
-    Claim("the KL term at least halves the KL", "drq_kl", "drq", "kl_author", 0.5),
+    *(Claim("the KL term at least halves the KL", m, "drq", "kl_author", 0.5) for m in ("drq_kl", "ours")),
     *(Claim("the KL term lowers variance", "drq_kl", "drq", s) for s in FOUR[1:3]),
     *(Claim("a moving KL target beats the fixed one", "drq_kl", "drq_kl_fixed", s) for s in FOUR),
     Claim("tangent prop lowers the critic loss's", "ours", "drq_kl", "critic_loss_std"),
