@@ -219,7 +219,7 @@ class AdviseArgs:
     the similarity of its features under the candidate with that under shift (the paper's Table F). Repeating the
     command continues what was interrupted."""
 
-    task: Annotated[str, tyro.conf.Positional]
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
     transforms: str = "blur,overlay,conv,rotate"
     """Candidates; one's own as mymodule:MyTransformation."""
     frames: Count = 100_000
