@@ -63,6 +63,7 @@ OVERRIDES: list[tuple[str, str, dict[str, Any]]] = [
     ("drqv2", "walker_walk", {"n_step": 1, "batch_size": 512, "std_steps": 100_000}),
     ("drqv2", "quadruped_run", {"capacity": 100_000, "frames": 3_100_000, "std_steps": 500_000}),
     ("drqv2", "quadruped_walk", {"capacity": 1_000_000, "frames": 3_100_000}),
+    ("drqv2", "reach_duplo", {"capacity": 1_000_000, "frames": 3_100_000, "std_steps": 500_000}),
     *[
         ("drqv2", f"humanoid_{verb}", {"lr": 8e-5, "feature_dim": 100, "std_steps": 2_000_000, "frames": 30_100_000})
         for verb in ("walk", "stand")

@@ -344,7 +344,7 @@ def test_tangents_of_a_linear_critic() -> None:
     def critic(features: Tensor, action: Tensor, t: int = 0) -> Tensor:
         return W @ features.T
 
-    nets = SimpleNamespace(encoder=lambda x, t=0: x.double().flatten(1), critic=critic)
+    nets = SimpleNamespace(encoder=lambda x, dx: torch.cat([x.double(), dx.double()]).flatten(1), critic=critic)
     got = tangents(SimpleNamespace(nets=nets), batch, shift, seeded(), draws=6)  # type: ignore[arg-type]
     assert got is not None
     generator = seeded()

@@ -54,6 +54,8 @@ def play(env: PixelEnv, actions: Actions) -> list[tuple[bytes, float, bool, bool
         ("cup_catch", "ball_in_cup_catch"),
         ("humanoid_cmu_walk", "humanoid_CMU_walk"),
         ("toy-reach", "toy_reach"),
+        ("reach-duplo", "reach_duplo"),
+        ("reach_duplo_vision", "reach_duplo"),
         ("CarRacing-v3", "CarRacing-v3"),
         ("ALE/Pong-v5", "ALE/Pong-v5"),
         ("my_module:make_env", "my_module:make_env"),
@@ -84,6 +86,7 @@ def test_list_of_tasks() -> None:
     rows = {row.name: row for row in envs.tasks()}
     assert rows["walker_walk"] == ("walker_walk", 6, 0, "paper: ablation, generalisation")
     assert rows["quadruped_run"] == ("quadruped_run", 12, 2, "paper: DDPG")
+    assert rows["reach_duplo"] == ("reach_duplo", 9, 0, "paper: DDPG")
     assert rows["fish_swim"].note == "" and rows["toy_reach"].camera is None
     assert set(" ".join(envs._PAPER.values()).split()) <= rows.keys()
 
@@ -317,6 +320,30 @@ def test_pixels_are_those_of_physics_render(suite: Any, task: str) -> None:
     stock.close()
 
 
+def test_reach_duplo_is_manipulations_vision_task(suite: Any) -> None:
+    import mujoco
+    from dm_control import manipulation
+
+    env = envs.make("reach_duplo", seed=1)
+    assert env.episode_steps == 125 and env.action_space.shape == (9,)
+    start = env.reset()[0]
+    env.reset()
+    assert (env.reset(options={"episode": 0})[0] == start).all()
+
+    vision, ours = manipulation.load("reach_duplo_vision", seed=5), env.simulator
+    assert isinstance(ours, dmc.Suite)
+    seen = vision.reset().observation
+    ours.set_state(vision.physics.get_state(mujoco.mjtState.mjSTATE_INTEGRATION.value))
+    assert (ours.render() == seen["front_close"][0].transpose(2, 0, 1)).all()
+    spec = vision.action_spec()
+    for unit in random_actions(env, 5):
+        timestep = vision.step((spec.maximum + spec.minimum) / 2 + (spec.maximum - spec.minimum) / 2 * unit)
+        assert ours.step(unit)[0] == timestep.reward
+    assert (ours.render() == timestep.observation["front_close"][0].transpose(2, 0, 1)).all()
+    env.close()
+    env.close()
+
+
 def test_environments_alive_together_do_not_disturb_each_other(suite: Any) -> None:
     tasks = ("walker_walk", "quadruped_escape", "cartpole_swingup")  # escape uploads terrain to its context at reset
     alone = []
@@ -495,7 +522,7 @@ def test_resizing(shape: tuple[int, int]) -> None:
     [
         ({"actions": gymnasium.spaces.Discrete(4)}, "only continuous actions"),
         ({"actions": gymnasium.spaces.Box(-np.inf, np.inf, (2,))}, "needs finite bounds"),
-        ({"observations": gymnasium.spaces.Box(-1, 1, (4,))}, "must be a uint8 image: .*AddRenderObservation"),
+        ({"observations": gymnasium.spaces.Box(-1, 1, (4,))}, "must be a uint8 image.*AddRenderObservation"),
         ({"observations": gymnasium.spaces.Box(0, 1, (84, 84, 3))}, "must be a uint8 image"),
         ({"observations": gymnasium.spaces.Dict(state=box(4))}, "under the key 'pixels'"),
         ({"observations": box(9, 84, 84)}, "one frame of 1 or 3 channels"),

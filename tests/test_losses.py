@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
+from unmoved.errors import UserError
 from unmoved.losses import (
     ActorPass,
     Bellman,
@@ -30,7 +31,7 @@ from unmoved.losses import (
     with_bases,
 )
 from unmoved.networks import ClippedNormal, TanhNormal, TanhNormalDMGB
-from unmoved.transforms import Compose, Conv, Flip, Identity, Shift, Transformation
+from unmoved.transforms import Blur, Compose, Conv, Flip, Identity, Shift, Transformation
 
 
 def gen(seed: int = 0) -> Generator:
@@ -379,3 +380,14 @@ def test_every_term_gives_one_value_per_state() -> None:
     for term in (Bellman(nu), QInvariance(nu), TangentProp(nu), TangentProp(nu, twins="each")):
         assert term(critic([0, 0])).shape == (2,)
     assert PolicyKL(nu[0], nu[1])(actor_pass(nu0=policy(1), nu1=policy(2))).shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [View("nu", Shift(8)), View("nu", Shift(4), 2), View("nu", Shift(4), on=original), View("nu", Blur())],
+    ids=["settings", "samples", "base", "family"],
+)
+def test_one_name_is_one_view(other: View) -> None:
+    with pytest.raises(UserError, match="two different views of mine are called nu"):
+        Method("mine", Target(original), (Bellman(View("nu", Shift(4))),), (Improve(other),))
+    Method("mine", Target(other), (Bellman(View("nu", Shift(4))),), (Improve(View("nu", Shift(4))),))  # s' is apart

@@ -32,6 +32,7 @@ from unmoved.losses import (
 )
 from unmoved.methods import METHODS, make_method, make_transform
 from unmoved.networks import TanhNormal
+from unmoved.train import train
 from unmoved.transforms import AtIdentity, Blur, Compose, Conv, Cutout, Flip, Identity, Mixture, Overlay, Rotate, Shift
 
 SIZE = 32
@@ -387,3 +388,14 @@ def test_settings_that_contradict_each_other(preset: str, changes: dict[str, Any
 def test_transformations_that_a_method_cannot_use(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         make_method(tiny(**changes))
+
+
+@pytest.mark.parametrize("actor", [(), (PolicyKL(View("nu", Shift(), 2)[0], View("nu", Shift(), 2)[1]),)])
+def test_a_method_without_a_policy_term(actor: Any, tmp_path: Path) -> None:
+    method = Method("mine", Target(original), (Bellman(original),), actor)
+    sentence = "mine needs a critic term such as Bellman and a policy term, Improve"
+    with pytest.raises(UserError, match=sentence):
+        update(tiny(), method)
+    with pytest.raises(UserError, match=sentence):
+        train(make_config("toy_reach", preset="cpu", method="mine", runs=tmp_path), method)
+    assert list(tmp_path.iterdir()) == []

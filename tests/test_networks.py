@@ -213,7 +213,8 @@ def test_twins_are_independent() -> None:
 
 
 def value(nets: Networks, x: Tensor, action: Tensor, t: int = 0) -> Tensor:
-    return nets.critic(nets.encoder(x, t), action, t)
+    n = len(x) - t
+    return nets.critic(nets.encoder(x[:n], x[n:] if t else None), action, t)
 
 
 @each

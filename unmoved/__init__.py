@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from unmoved.envs.ids import register
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ _HOME = {
     }.items()
     for name in names.split()
 }
+
+register()  # "unmoved/walker_walk-v0" and the others with Gymnasium
 
 
 def __getattr__(name: str) -> Any:

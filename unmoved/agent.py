@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from unmoved.config import Config
-from unmoved.losses import ActorPass, CriticPass, Draw, Method, PolicyKL, samples, soft_target
+from unmoved.kernels import Windows, obstacle, pixels_last
+from unmoved.log import console
+from unmoved.losses import ActorPass, CriticPass, Draw, Method, PolicyKL, Sample, samples, soft_target
 from unmoved.networks import Networks
+from unmoved.transforms import as_float
 
 Metrics = dict[str, Tensor]
 
@@ -57,10 +61,12 @@ class Agent:
         self.device = torch.device(device)
         torch.manual_seed(stream_seed(config.seed, "parameters"))
         self.nets = Networks(config, obs_shape, action_dim).to(self.device)
+        if self.device.type == "cuda" and config.compile and config.precision == "bf16":
+            self.use_kernels(obs_shape)
         self.entropy_bonus = config.policy != "clipped"  # DDPG has no temperature
         self.critic_params = [*self.nets.encoder.parameters(), *self.nets.critic.parameters()]
         self.actor_params = list(self.nets.actor.parameters())
-        adam: Any = {"fused": True, "capturable": True} if self.device.type == "cuda" else {"foreach": True}
+        adam: Any = {"foreach": True, "capturable": self.device.type == "cuda"}
         self.optimizers = {
             "critic": torch.optim.Adam(self.critic_params, lr=config.lr, **adam),
             "actor": torch.optim.Adam(self.actor_params, lr=config.lr, **adam),
@@ -70,6 +76,13 @@ class Agent:
         }
         self.generator = Generator(self.device).manual_seed(stream_seed(config.seed, "draws"))
         self.acting = Generator(self.device).manual_seed(stream_seed(config.seed, "acting"))
+
+    def use_kernels(self, obs_shape: tuple[int, ...]) -> None:
+        problem = obstacle(obs_shape, self.config.filters, self.config.strides)
+        if problem is None:
+            self.nets.encoder.fused = self.nets.target.encoder.fused = True
+        else:
+            console.print(f"convolutions run through cuDNN, not as kernels of our own: {problem}")
 
     # -------------------------------------------------------------------------------------------- acting
 
@@ -87,39 +100,51 @@ class Agent:
 
     def update(self, batch: Batch, draw: Draw, std: Tensor, *, actor: bool = True, target: bool = True) -> Metrics:
         """One update: Y, critic step, then (if asked) actor step, temperature step, target networks. std: DDPG's ()."""
+        if actor:
+            self.method.check_whole()
         values = self.target_pass(batch, draw, std)
-        # DrQ-v2's actor reads the convolutions as they are before the critic's step.
-        early = self.actor_features(batch, draw) if actor and self.config.early_actor_features else None
-        critic = self.critic_pass(batch, draw, self.method.target(values.y))
-        loss, metrics = weigh(self.method.critic, critic)
-        metrics |= {"critic_loss": loss.detach(), "target_mean": values.y.mean(), "q_mean": mean(critic.Q)}
+        loss, metrics, features = self.critic_loss(batch, draw, values.y)
+        # DrQ-v2's actor reads the convolutions as they are before the critic's step: those of its pass will do.
+        early = self.actor_features(batch, draw, features) if actor and self.config.early_actor_features else None
         step(self.optimizers["critic"], loss, self.critic_params)
         if actor:
-            features = early if early is not None else self.actor_features(batch, draw)
-            metrics |= self.update_actor(features, draw, std)
+            metrics |= self.update_actor(early or self.actor_features(batch, draw), draw, std)
         if target:
             self.follow()
         return metrics
 
     def update_actor(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> Metrics:
-        actor = self.actor_pass(features, draw, std)
-        loss, metrics = weigh(self.method.actor, actor)
+        loss, metrics, log_pi = self.actor_loss(features, draw, std)
         step(self.optimizers["actor"], loss, self.actor_params)
-        log_pi = next(iter(actor.log_pi.values())).detach()  # (B,) of the first policy term's first view
         if self.entropy_bonus:
             step(self.optimizers["alpha"], self.temperature_loss(log_pi), [self.nets.log_alpha])
+        return metrics
+
+    def critic_loss(self, batch: Batch, draw: Draw, y: Tensor) -> tuple[Tensor, Metrics, dict[str, Tensor]]:
+        """The critic terms' weighted sum, what is logged of it, and the views' convolution features."""
+        critic = self.critic_pass(batch, draw, self.method.target(y))
+        loss, metrics = weigh(self.method.critic, critic)
+        metrics |= {"critic_loss": loss.detach(), "target_mean": y.mean(), "q_mean": mean(critic.Q)}
+        return loss, metrics, critic.features
+
+    def actor_loss(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> tuple[Tensor, Metrics, Tensor]:
+        """The actor terms' weighted sum, what is logged of it, and log pi (B,) at its first policy view."""
+        actor = self.actor_pass(features, draw, std)
+        loss, metrics = weigh(self.method.actor, actor)
+        log_pi = next(iter(actor.log_pi.values())).detach()
+        if self.entropy_bonus:
             metrics |= {"entropy": -log_pi.mean(), "alpha": actor.alpha}
         kl = next((term for term in self.method.actor if isinstance(term, PolicyKL)), None)
         if kl is not None:  # in the tables' units and exactly, whichever is trained on
             metrics |= {f"kl_{u}": kl.distance(actor, u).detach().mean() for u in ("author", "exact")}
-        return metrics | {"actor_loss": loss.detach()}
+        return loss, metrics | {"actor_loss": loss.detach()}, log_pi
 
     @torch.no_grad()
     def target_pass(self, batch: Batch, draw: Draw, std: Tensor) -> TargetPass:
         """y at each view of s', with its own action of the online policy, valued by the target critic."""
-        views = samples(self.method.target.mu)
+        draw, views = draw.fresh(), samples(self.method.target.mu)
         K, B = len(views), len(batch.reward)
-        x = torch.cat([draw.image(batch.next_obs, s, "'") for s in views])
+        x = self.views(batch.next_obs, draw, views, "'")
         features = self.nets.encoder(x)
         shared = self.config.polyak_encoder == 1.0  # the target encoder is the online one, step by step
         held = features if shared else self.nets.target.encoder(x)
@@ -130,29 +155,42 @@ class Agent:
 
     def critic_pass(self, batch: Batch, draw: Draw, Y: Tensor) -> CriticPass:
         """Q, and dQ where a term asks, at every view that a term names: one encoder pass."""
-        tangent = self.method.tangent_samples()
+        draw, tangent = draw.fresh(), self.method.tangent_samples()
         first = {s.key for s in tangent}  # a dual batch has the rows with tangents first
         views = tangent + [s for s in self.method.critic_samples() if s.key not in first]
-        rows = [draw.image(batch.obs, s) for s in views] + [draw.tangent(batch.obs, s) for s in tangent]
         B, t = len(batch.reward), len(tangent) * len(batch.reward)
-        dtype = self.nets.encoder.dtype or torch.float32  # bytes go as they are, unless a view is already float
-        if any(r.is_floating_point() for r in rows):
-            rows = [r if r.dtype == torch.float64 else r.to(dtype) for r in rows]
-        features = self.nets.encoder(torch.cat(rows), t)
+        dx = torch.cat([draw.tangent(batch.obs, s) for s in tangent]) if tangent else None
+        features = self.nets.encoder(self.views(batch.obs, draw, views), dx)
         q = self.nets.critic(features, batch.action.repeat(len(views), 1), t).split(B, dim=1)
         keys = [s.key for s in views]
         return CriticPass(
             Q=dict(zip(keys, q[: len(keys)], strict=True)),
             dQ=dict(zip(keys[: len(tangent)], q[len(keys) :], strict=True)),
             Y=Y,
+            features=dict(zip(keys, features.detach().split(B), strict=False)),
         )
 
     @torch.no_grad()
-    def actor_features(self, batch: Batch, draw: Draw) -> dict[str, Tensor]:
+    def actor_features(self, batch: Batch, draw: Draw, known: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Convolution features of every view that an actor term names; no gradient reaches the convolutions."""
-        views = self.method.actor_samples()
-        features = self.nets.encoder(torch.cat([draw.image(batch.obs, s) for s in views]))
-        return {s.key: part for s, part in zip(views, features.split(len(batch.reward)), strict=True)}
+        draw, views = draw.fresh(), self.method.actor_samples()
+        features = {s.key: known[s.key] for s in views if known and s.key in known}
+        missing = [s for s in views if s.key not in features]
+        if missing:
+            new = self.nets.encoder(self.views(batch.obs, draw, missing)).split(len(batch.reward))
+            features |= {s.key: part for s, part in zip(missing, new, strict=True)}
+        return features
+
+    def views(self, x: Tensor, draw: Draw, chosen: Sequence[Sample], prime: str = "") -> Tensor | Windows:
+        """f_tau(x) of these samples, one after the other, for the encoder."""
+        if self.nets.encoder.fused and x.dtype == torch.uint8:
+            offsets = [s.view.transform.window(draw.tau[s.key + prime]) if s.view.on is None else None for s in chosen]
+            if all(o is not None for o in offsets):
+                return Windows(pixels_last(x), torch.cat(offsets))  # type: ignore[arg-type]
+        images = [draw.image(x, s, prime) for s in chosen]
+        if any(i.is_floating_point() for i in images):
+            images = [as_float(i) for i in images]
+        return torch.cat(images)
 
     def actor_pass(self, features: dict[str, Tensor], draw: Draw, std: Tensor) -> ActorPass:
         actor = ActorPass({key: self.nets.actor(f, std) for key, f in features.items()}, {}, {}, self.alpha())
@@ -214,8 +252,7 @@ def mean(Q: dict[str, Tensor]) -> Tensor:
 def step(optimizer: torch.optim.Optimizer, loss: Tensor, params: list[nn.Parameter]) -> None:
     """One optimiser step on these parameters alone: what a loss leaves elsewhere is discarded."""
     for param, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
-        # Fused Adam wants both in one memory layout; convolutions give channels-last gradients.
-        param.grad = grad if grad.stride() == param.stride() else torch.empty_like(param).copy_(grad)
+        param.grad = grad
     optimizer.step()
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: written whole or not at all, verified before use, the previous one kept.
 
-    <run>/checkpoint/<steps>/{agent.pt, replay.pt, manifest.json}
+<run>/checkpoint/<steps>/{agent.pt, replay.pt, manifest.json}
 """
 
 from __future__ import annotations

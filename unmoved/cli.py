@@ -50,17 +50,24 @@ def train(args: list[str]) -> None:
 
 @dataclass(frozen=True)
 class EvaluateArgs:
-    """Play episodes with a trained policy and save every return in RUN/evaluations.jsonl."""
+    """Play episodes with a trained policy, in one or more scenes, and save every return in RUN/evaluations.jsonl."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder, such as runs/drq/walker_run/ours/1."""
+    background: tuple[str, ...] = ("train",)
+    """Scenes: train, color_easy, color_hard, video_easy, video_hard, distracting."""
+    videos: Path | None = None
+    """Folder of clips for video_easy, video_hard and distracting (default: the run's, else generated clips)."""
+    intensity: float | None = None
+    """Of background distracting, 0 to 1 (default: the run's)."""
     episodes: int = 10
+    """Per background."""
     first: int = 1_000_000
     """Number of the first episode; training's own evaluations count from 0."""
     workers: int = 1
     """Processes that render."""
     video: bool = False
-    """Write the first episode to RUN/video/evaluation.mp4."""
+    """Write the first episode to RUN/video/evaluation.mp4, or evaluation_BACKGROUND.mp4."""
     device: str = "cpu"
 
 
@@ -69,27 +76,37 @@ def evaluate(args: list[str]) -> None:
     a = parse(EvaluateArgs, "evaluate", args)
     if a.episodes < 1 or a.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
+    from unmoved.envs import backgrounds
     from unmoved.evaluate import Evaluator, deterministic, load_agent
     from unmoved.log import Rows, console, write_video
 
     agent, config, steps = load_agent(a.run, console.print, a.device)
-    evaluator = Evaluator(config, min(a.workers, a.episodes))
-    try:
-        with console.status(f"{a.episodes} episodes of {config.task}"):
-            result = evaluator.run(deterministic(agent), a.episodes, a.first)
-    finally:
-        evaluator.close()
-    row = {"frames": steps * config.action_repeat, "steps": steps, "background": "train", "first": a.first}
-    Rows(a.run / "evaluations.jsonl").write(row | result.row())
-    mean, std = result.row()["return_mean"], result.row()["return_std"]
-    frames = f"{steps * config.action_repeat:,} frames"
-    console.print(f"{config.task}  {config.preset}/{config.method}  seed {config.seed}  at {frames}")
-    console.print(f"return [bold]{mean:.1f}[/] ± {std:.1f} over {a.episodes} episodes: "
-                  + " ".join(f"{r:.0f}" for r in result.returns))  # fmt: skip
-    if a.video:
-        path = a.run / "video" / "evaluation.mp4"
-        write_video(path, result.frames)
-        console.print(f"video: {path}")
+    intensity = config.intensity if a.intensity is None else a.intensity
+    config = replace(config, videos=a.videos or config.videos, intensity=intensity)
+    scenes = list(dict.fromkeys(backgrounds.canonical(name) for name in a.background))
+    for scene in scenes:  # what cannot be shown is refused before anything is played
+        backgrounds.describe(scene, config.task, config.videos, config.intensity)
+    console.print(f"{config.task}  {config.preset}/{config.method}  seed {config.seed}  "
+                  f"at {steps * config.action_repeat:,} frames, {a.episodes} episodes")  # fmt: skip
+    table = make_table("background", "return", "std", "lowest", "highest", "clips")
+    for scene in scenes:
+        evaluator = Evaluator(config, min(a.workers, a.episodes), background=scene)
+        try:
+            with console.status(f"{a.episodes} episodes with background {scene}"):
+                result = evaluator.run(deterministic(agent), a.episodes, a.first)
+        finally:
+            evaluator.close()
+        row = {"frames": steps * config.action_repeat, "steps": steps, "first": a.first} | result.row()
+        Rows(a.run / "evaluations.jsonl").write(row)
+        numbers = (row["return_mean"], row["return_std"], min(result.returns), max(result.returns))
+        clips = f"{row['videos']} ({row['clips']})" if "videos" in row else "-"
+        table.add_row(scene, *(f"{n:.1f}" for n in numbers), clips)
+        if a.video:
+            path = a.run / "video" / ("evaluation.mp4" if scene == "train" else f"evaluation_{scene}.mp4")
+            write_video(path, result.frames)
+            console.print(f"video: {path}")
+    console.print(table)
+    console.print(f"every return: {a.run / 'evaluations.jsonl'}", soft_wrap=True)
 
 
 def explain(args: list[str]) -> None:
@@ -274,6 +291,23 @@ def verify(args: list[str]) -> None:
         sys.exit(1)
 
 
+def doctor(args: list[str]) -> None:
+    """Check this machine: versions, GPU, rendering, memory, write access."""
+    from unmoved.doctor import DoctorArgs
+    from unmoved.doctor import doctor as run
+
+    if not run(parse(DoctorArgs, "doctor", args)):
+        sys.exit(1)
+
+
+def show(args: list[str]) -> None:
+    """Draw a picture sheet of a task: transformations, tangents and backgrounds."""
+    from unmoved.show import ShowArgs
+    from unmoved.show import show as run
+
+    run(parse(ShowArgs, "show", args))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -285,6 +319,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "verify": verify,
     "demo": demo,
     "bench": bench,
+    "doctor": doctor,
+    "show": show,
 }
 
 

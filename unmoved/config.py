@@ -71,6 +71,12 @@ class Config:
     """None: 2 for quadruped, else 0."""
     shadow_map: int | None = None
     """Side of the shadow map. 1024 renders faster and changes under 0.1 % of the pixels; None is dm_control's 2048."""
+    background: str = "train"
+    """Scene to train in: train, color_easy, color_hard, video_easy, video_hard, distracting."""
+    videos: Path | None = None
+    """Folder of clips for video_easy, video_hard and distracting; without one, clips are generated."""
+    intensity: float = 0.1
+    """Of background distracting, 0 to 1."""
 
     # Loop
     random_steps: Count = 1_000
@@ -158,8 +164,11 @@ class Config:
     eval_every: Count = 10_000
     """Frames between evaluations."""
     eval_episodes: int = 10
-    eval_workers: int = 1
-    """Processes that play evaluation episodes; which episodes does not depend on it."""
+    """Per background."""
+    eval_backgrounds: tuple[str, ...] = ("train",)
+    """Scenes to evaluate in."""
+    eval_workers: int = 0
+    """Processes that play evaluation episodes, 0: one per core; which episodes does not depend on it."""
     log_every: Count = 1_000
     """Agent steps per row of train.jsonl."""
     checkpoint_every: Count = 50_000
@@ -202,10 +211,14 @@ class Config:
         need(self.seed >= 0, "seed must not be negative")
         need(min(self.lr, self.alpha_lr, self.init_temperature) > 0, "lr, alpha-lr and init-temperature are positive")
         need(0 < self.discount <= 1, "discount lies between 0 and 1")
-        need(self.log_every > 0 and self.eval_workers > 0, "log-every and eval-workers must be positive")
+        need(self.log_every > 0 and self.eval_workers >= 0, "log-every must be positive, eval-workers not negative")
         need(self.checkpoint_every >= 0 and self.burst >= 0, "checkpoint-every and burst must not be negative")
-        need(min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0 and len(self.strides) > 0
-             and min(self.strides) > 0, "sizes and strides of the networks must be positive")
+        need(
+            min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0
+            and len(self.strides) > 0
+            and min(self.strides) > 0,
+            "sizes and strides of the networks must be positive",
+        )
         need(self.action_repeat > 0, "action-repeat must be positive")
         need(self.batch_size > 0, "batch-size must be positive")
         need(self.n_step > 0 and self.stack > 0, "n-step and stack must be positive")
@@ -214,9 +227,12 @@ class Config:
         need(self.diagnostics_every > 0, "diagnostics-every must be positive")
         need(self.rare_every >= 0, "rare-every must not be negative")
         need(self.bias_states > 1 and self.bias_workers > 0, "bias-states must be at least 2, bias-workers at least 1")
+        need(len(self.eval_backgrounds) > 0, "eval-backgrounds must name at least one")
         need(0 <= self.strong_weight <= 1, "strong-weight lies between 0 and 1")
-        need(min(self.update_every, self.updates_per_step, self.actor_every, self.target_every) > 0,
-             "update-every, updates-per-step, actor-every and target-every must be positive")
+        need(
+            min(self.update_every, self.updates_per_step, self.actor_every, self.target_every) > 0,
+            "update-every, updates-per-step, actor-every and target-every must be positive",
+        )
         need(min(n for n in (self.M, self.K, self.J) if n is not None) > 0, "M, K and J must be positive")
         need(self.pad >= 0 and self.std_steps > 0, "pad must not be negative, std-steps must be positive")
         need(self.kl_weight >= 0 and self.tangent_weight >= 0, "weights must not be negative")
@@ -247,7 +263,8 @@ class Config:
             raise UserError(f"the run's configuration has unknown fields: {', '.join(sorted(extra))}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         values["runs"] = Path(values["runs"])
-        values["overlay"] = Path(values["overlay"]) if values.get("overlay") else None
+        for name in ("overlay", "videos"):
+            values[name] = Path(values[name]) if values.get(name) else None
         return Config(**values)
 
     @staticmethod
@@ -284,12 +301,12 @@ DMGB: dict[str, Any] = {
     "action_repeat": 4, "burst": 1_000, "batch_size": 128, "capacity": 125_000, "policy": "tanh_dmgb",
     "strides": (2,) + (1,) * 10, "feature_dim": 100, "last_relu": False, "conv_init": "delta", "alpha_lr": 1e-4,
     "alpha_beta1": 0.5, "polyak_encoder": 0.05, "polyak_head": 0.05, "tangent_weight": 0.5,
-    "camera": 0,
+    "camera": 0, "eval_backgrounds": ("train", "video_hard"),
 }  # fmt: skip
 CPU: dict[str, Any] = {
     "frames": 40_000, "action_repeat": 4, "image_size": 64, "shadow_map": 512, "batch_size": 32, "capacity": 20_000,
     "random_steps": 500, "n_step": 3, "strides": (3, 2, 1), "filters": 16, "hidden_dim": 256, "eval_every": 10_000,
-    "eval_episodes": 5, "eval_workers": 2, "log_every": 250,
+    "eval_episodes": 5, "log_every": 250,
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -307,6 +324,8 @@ EASY = ("cartpole_balance", "cartpole_balance_sparse", "cartpole_swingup", "ball
 
 def task_overrides(preset: str, task: str) -> dict[str, Any]:
     """What the three tables, and the scripts behind them, set per task."""
+    from unmoved.envs.dmc import TASKS as suite
+
     domain = task.split("_")[0]
     if preset == "drq" and task in ("reacher_easy", "finger_spin", "ball_in_cup_catch"):
         return {"frames": 250_000}
@@ -314,16 +333,17 @@ def task_overrides(preset: str, task: str) -> dict[str, Any]:
         out: dict[str, Any] = {"std_steps": 100_000} if task in EASY else {}
         if domain == "walker":
             out |= {"n_step": 1, "batch_size": 512}
-        if domain == "quadruped":
+        if domain == "quadruped" or task == "reach_duplo":
             out |= {"frames": 3_100_000} | ({"capacity": 100_000} if task == "quadruped_run" else {})
         if domain == "humanoid":
             out |= {"frames": 30_100_000, "lr": 8e-5, "feature_dim": 100, "std_steps": 2_000_000}
         return out
     if preset in ("dmgb", "dmgb_readme"):
+        other: dict[str, Any] = {} if task in suite else {"eval_backgrounds": ("train",)}  # no sky to put a video in
         repeat = {"finger": 2, "cartpole": 8}.get(domain, 4)
         if preset == "dmgb":
-            return {"action_repeat": repeat, "capacity": 500_000 // repeat}
-        return {"action_repeat": repeat, "frames": 500_000 * repeat, "eval_every": 10_000 * repeat}
+            return other | {"action_repeat": repeat, "capacity": 500_000 // repeat}
+        return other | {"action_repeat": repeat, "frames": 500_000 * repeat, "eval_every": 10_000 * repeat}
     return {}
 
 

@@ -47,7 +47,8 @@ def demo(args: DemoArgs) -> None:
             evaluator.close()
     video, curve = config.folder / "video" / "trained.mp4", config.folder / "curve.png"
     write_video(video, trained.frames)
-    draw_curve(read_rows(config.folder / "eval.jsonl"), random.row()["return_mean"], config, curve)
+    evaluations = [row for row in read_rows(config.folder / "eval.jsonl") if row["background"] == "train"]
+    draw_curve(evaluations, random.row()["return_mean"], config, curve)
     ours, theirs = trained.row(), random.row()
     rows = Rows(config.folder / "demo.jsonl")
     rows.keep(0)
@@ -69,9 +70,7 @@ def draw_curve(rows: list[dict[str, Any]], random: float, config: Config, path: 
     import matplotlib.pyplot as plt
 
     frames = [row["frames"] for row in rows]
-    low, high = (
-        [sorted(row["returns"])[i * (len(row["returns"]) - 1)] for row in rows] for i in (0, 1)
-    )
+    low, high = ([sorted(row["returns"])[i * (len(row["returns"]) - 1)] for row in rows] for i in (0, 1))
     figure, axes = plt.subplots(figsize=(6, 3.6), dpi=150, layout="constrained")
     axes.fill_between(frames, low, high, color="#3b6fb6", alpha=0.2, lw=0, label="lowest to highest episode")
     axes.plot(frames, [row["return_mean"] for row in rows], color="#3b6fb6", marker="o", ms=3, label="mean return")

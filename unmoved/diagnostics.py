@@ -33,7 +33,7 @@ from unmoved.losses import (
     with_bases,
 )
 from unmoved.networks import Critic, Policy
-from unmoved.transforms import Tau, Transformation, as_float
+from unmoved.transforms import Tau, Transformation
 
 IMAGES = {"cuda": 4096, "cpu": 512}  # in one encoder pass: 81 shifts of 256 states do not fit at once
 
@@ -350,7 +350,7 @@ def tangents(agent: Agent, batch: Batch, family: Transformation, generator: Gene
             t = family.tangent(batch.obs, tau, direction)
         except TypeError:
             return None
-        features = agent.nets.encoder(torch.cat([as_float(family(batch.obs, tau)), t]), B)
+        features = agent.nets.encoder(family(batch.obs, tau), t)
         q = agent.nets.critic(features, batch.action, B)
         out.append(smaller.derivative(q[:, :B], q[:, B:])[0])
     return torch.stack(out)

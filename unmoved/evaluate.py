@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from unmoved import checkpoint
 from unmoved.agent import Agent
 from unmoved.config import Config
+from unmoved.envs.backgrounds import describe
 from unmoved.envs.worker import EnvProcess
 from unmoved.errors import UserError
 from unmoved.methods import make_method
@@ -22,7 +25,7 @@ TRAIN, EVALUATE, RANDOM, MONTE_CARLO = 0, 1, 2, 3  # streams of episodes under o
 Act = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (n, C, H, W) -> (n, |A|)
 
 
-def env_kwargs(config: Config, stream: int) -> dict[str, Any]:
+def env_kwargs(config: Config, stream: int, background: str = "train") -> dict[str, Any]:
     """What `envs.make` needs for this run."""
     return {
         "task": config.task,
@@ -33,6 +36,9 @@ def env_kwargs(config: Config, stream: int) -> dict[str, Any]:
         "size": config.image_size,
         "camera": config.camera,
         "shadow_map": config.shadow_map,
+        "background": background,
+        "videos": config.videos,
+        "intensity": config.intensity,
     }
 
 
@@ -40,9 +46,10 @@ def env_kwargs(config: Config, stream: int) -> dict[str, Any]:
 class Evaluation:
     returns: list[float]  # one per episode
     frames: list[NDArray[np.uint8]]  # (h, w, 3) of the first episode
+    scene: dict[str, Any]  # the background, and the clips in it
 
     def row(self) -> dict[str, Any]:
-        return {
+        return self.scene | {
             "episodes": len(self.returns),
             "return_mean": float(np.mean(self.returns)),
             "return_std": float(np.std(self.returns)),
@@ -53,8 +60,9 @@ class Evaluation:
 class Evaluator:
     """Plays numbered episodes in lock-step over a few processes. Which episodes does not depend on how many."""
 
-    def __init__(self, config: Config, workers: int, stream: int = EVALUATE) -> None:
-        self.envs = [EnvProcess(**env_kwargs(config, stream)) for _ in range(workers)]
+    def __init__(self, config: Config, workers: int, stream: int = EVALUATE, background: str = "train") -> None:
+        self.scene = describe(background, config.task, config.videos, config.intensity)
+        self.envs = [EnvProcess(**env_kwargs(config, stream, background)) for _ in range(workers)]
 
     def run(self, act: Act, episodes: int, first: int = 0) -> Evaluation:
         """Episodes first, first + 1, … of the stream."""
@@ -83,11 +91,35 @@ class Evaluator:
                 if terminated or truncated:
                     del playing[env]
                     idle.append(env)
-        return Evaluation(list(returns.values()), frames)
+        return Evaluation(list(returns.values()), frames, self.scene)
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+class Player:
+    """The deterministic policy of one moment: a copy of its parameters, on a stream of its own, so that training may go
+    on meanwhile."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.device = agent.device
+        self.own = nn.ModuleList([agent.nets.encoder, agent.nets.actor])
+        self.copy = copy.deepcopy(self.own)
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def take(self) -> None:
+        """The present parameters."""
+        self.copy.load_state_dict(self.own.state_dict())
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    @torch.no_grad()
+    def __call__(self, obs: NDArray[np.uint8]) -> NDArray[np.float32]:
+        encoder, actor = self.copy
+        with torch.cuda.stream(self.stream):  # does nothing without one
+            policy = actor(encoder(torch.from_numpy(obs).to(self.device)), torch.zeros((), device=self.device))
+            return policy.mean.clamp(-1, 1).cpu().numpy()
 
 
 def deterministic(agent: Agent) -> Act:

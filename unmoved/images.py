@@ -1,15 +1,21 @@
-"""The overlay's bank of images: a user's folder, or a generated default."""
+"""The overlay's bank of images: a user's folder, or a generated default.
+
+torch is imported where it is needed: environments use the textures without it.
+"""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from unmoved.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
@@ -20,6 +26,7 @@ def overlay_bank(folder: Path | None, size: int = 128, limit: int = 5_000) -> Te
 
 
 def load_bank(folder: Path, size: int, limit: int) -> Tensor:
+    import torch
     from PIL import Image
 
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
@@ -41,16 +48,20 @@ def load_bank(folder: Path, size: int, limit: int) -> Tensor:
 
 
 def generated_bank(count: int, size: int, seed: int = 0) -> Tensor:
-    """Textures with the 1/f spectrum of natural images in random palettes; the same for everybody."""
+    """The same for everybody."""
+    import torch
+
     rng = np.random.default_rng(seed)
+    return torch.from_numpy(np.stack([texture(rng, size).astype(np.uint8) for _ in range(count)]))
+
+
+def texture(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """(3, size, size) in [0, 255]: the 1/f spectrum of natural images in a random palette. It tiles without a seam."""
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None])
     frequency[0, 0] = np.inf  # no offset
-    images = []
-    for _ in range(count):
-        spectrum = rng.normal(size=(2, 3, *frequency.shape)) / frequency ** rng.uniform(1.0, 1.6)
-        noise = np.fft.irfft2(spectrum[0] + 1j * spectrum[1], s=(size, size))  # (3, size, size)
-        noise /= noise.std((1, 2), keepdims=True)
-        mixing = rng.normal(size=(3, 3)) * 0.5 + np.eye(3)  # correlates the colours
-        level = rng.uniform(60, 190, size=(3, 1, 1))
-        images.append(np.clip(level + 40 * np.tensordot(mixing, noise, 1), 0, 255).astype(np.uint8))
-    return torch.from_numpy(np.stack(images))
+    spectrum = rng.normal(size=(2, 3, *frequency.shape)) / frequency ** rng.uniform(1.0, 1.6)
+    noise = np.fft.irfft2(spectrum[0] + 1j * spectrum[1], s=(size, size))
+    noise /= noise.std((1, 2), keepdims=True)
+    mixing = rng.normal(size=(3, 3)) * 0.5 + np.eye(3)  # correlates the colours
+    level = rng.uniform(60, 190, size=(3, 1, 1))
+    return np.clip(level + 40 * np.tensordot(mixing, noise, 1), 0, 255)

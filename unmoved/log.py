@@ -71,7 +71,7 @@ class Meter:
 
     def add(self, metrics: dict[str, Tensor], index: Tensor) -> None:
         names = tuple(metrics)
-        values = torch.stack([v.to(torch.float64) for v in metrics.values()])
+        values = torch.stack(list(metrics.values())).to(torch.float64)
         if names not in self.sums:
             self.sums[names] = torch.zeros(len(names) + 1, dtype=torch.float64, device=self.device)  # last: how many
         self.sums[names][:-1] += values
@@ -126,10 +126,16 @@ class Display:
 
     def evaluated(self, row: dict[str, Any]) -> None:
         score = f"{row['return_mean']:.1f} ± {row['return_std']:.1f}"
-        self.bar.update(self.task, score=score)
+        background = row.get("background", "train")
+        if background == "train":
+            self.bar.update(self.task, score=score)
+            where = ""
+        else:
+            where = f"  {background}" + (f" ({row['videos']})" if "videos" in row else "")
         clock = time.strftime("%H:%M:%S", time.gmtime(row["seconds"]))
         episodes = f"({row['episodes']} episodes)"
-        console.print(f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}", soft_wrap=True)
+        line = f"{clock}  {self.title}  {row['frames']:>9,} frames  return {score}  {episodes}{where}"
+        console.print(line, soft_wrap=True)
 
     def close(self) -> None:
         self.bar.stop()

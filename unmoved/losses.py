@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
+from unmoved.errors import UserError
 from unmoved.networks import ClippedNormal, Policy
 from unmoved.transforms import Identity, Tau, Transformation
 
@@ -37,6 +38,16 @@ class View:
 
     def base(self, index: int) -> Sample | None:
         return self.on[index % self.on.samples] if isinstance(self.on, View) else self.on
+
+    def same_as(self, other: View) -> bool:
+        """Whether both stand for the same samples: of one family, with the same settings, on the same pixels."""
+        return self._description() == other._description()
+
+    def _description(self) -> tuple[object, ...]:
+        plain = (int, float, str, tuple)  # anything else, such as a bank of images, is the same if it is one object
+        settings = {k: v if isinstance(v, plain) else id(v) for k, v in vars(self.transform).items()}
+        bases = [b and b.key for b in map(self.base, range(self.samples))]
+        return type(self.transform), settings, bases
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +86,17 @@ def names(views: Views) -> str:
 
 @dataclass
 class Draw:
-    """One update's randomness, by sample key; keys of views of s' end in a prime. The update is a function of it.
-
-    Two terms that name the same view see the same pixels: they are computed once per draw.
-    """
+    """One update's randomness, by sample key; keys of views of s' end in a prime. The update is a function of it."""
 
     tau: dict[str, Tau]
     direction: dict[str, Tensor]  # of the tangents
     noise: dict[str, Tensor]  # (B, |A|) standard normal, of the actions
-    pixels: dict[str, Tensor] = field(default_factory=dict)
+    pixels: dict[str, Tensor] = field(default_factory=dict)  # of the present pass
+
+    def fresh(self) -> Draw:
+        """The same draw at the start of a pass. Within it two terms that name the same view share its pixels; kept for
+        longer they would have to be written to memory, where a compiled pass makes them as it reads them."""
+        return Draw(self.tau, self.direction, self.noise)
 
     @staticmethod
     def sample(method: Method, batch: int, action_dim: int, generator: Generator) -> Draw:
@@ -170,6 +183,7 @@ class CriticPass:
     Q: dict[str, Tensor]  # (2, B) at the replayed action
     dQ: dict[str, Tensor]  # (2, B) dQ(f_tau(s), a)/dtau
     Y: Tensor  # (1, B), or (K, B) when paired
+    features: dict[str, Tensor] = field(default_factory=dict)  # (B, F) of the convolutions, without gradient
 
 
 class CriticTerm(Protocol):
@@ -448,8 +462,16 @@ class Method:
             seen: dict[str, View] = {}
             for s in with_bases(used, all_of_them=True):
                 first = seen.setdefault(s.view.name, s.view)
-                same = (first.transform.name, first.samples) == (s.view.transform.name, s.view.samples)
-                assert same, f"two different views of {self.name} are called {s.view.name}"
+                if not first.same_as(s.view):
+                    raise UserError(
+                        f"two different views of {self.name} are called {s.view.name}: make one view and name it in "
+                        "both terms, or give them two names."
+                    )
+
+    def check_whole(self) -> None:
+        """A critic can be studied alone, but training needs both losses and an action to value."""
+        if not self.critic or not any(term.acting for term in self.actor):
+            raise UserError(f"{self.name} needs a critic term such as Bellman and a policy term, Improve.")
 
     def capturable(self) -> bool:
         """Whether every transformation stays on the GPU, so that an update can be a CUDA graph."""

@@ -113,9 +113,7 @@ def drq(p: Parts) -> Method:
 def drq_kl_fixed(p: Parts) -> Method:
     """DrQ and KL(sg pi(s) || pi(f(s))): the target is the policy on the original state."""
     base, nu = drq(p), p.nu(2)
-    return dataclasses.replace(
-        base, name="drq_kl_fixed", actor=(p.improve(nu), *p.kl(original, nu, 0, 0))
-    )
+    return dataclasses.replace(base, name="drq_kl_fixed", actor=(p.improve(nu), *p.kl(original, nu, 0, 0)))
 
 
 def drq_kl(p: Parts) -> Method:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from unmoved.config import Config
 from unmoved.errors import UserError
+from unmoved.kernels import Windows, conv_stack
 
 
 def value_rows(x: Tensor, t: int, dim: int) -> Tensor:
@@ -65,6 +66,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.strides, self.last_relu, self.centre = config.strides, config.last_relu, config.centre
         self.dtype = compute_dtype(config)
+        self.fused = False  # run as the kernels of kernels.cu: the agent decides, who knows the device
+        self.channels_last = True  # False is the plain way, for comparison
         inputs = [channels] + [config.filters] * (len(self.strides) - 1)
         layers = zip(inputs, self.strides, strict=True)
         self.convs = nn.ModuleList(nn.Conv2d(i, config.filters, 3, stride=s) for i, s in layers)
@@ -74,30 +77,37 @@ class Encoder(nn.Module):
             init(conv.weight, gain=math.sqrt(2))
             nn.init.zeros_(conv.bias)
 
-    def forward(self, x: Tensor, t: int = 0) -> Tensor:
-        first = self.convs[0]
-        assert isinstance(first, nn.Conv2d)
-        dtype = self.dtype or first.weight.dtype
-        # 9 input channels take a slow kernel on a GPU; with 16 the tensor cores do it.
-        idle = -x.shape[1] % 16 if x.is_cuda and dtype == torch.bfloat16 else 0
+    def forward(self, x: Tensor | Windows, dx: Tensor | None = None) -> Tensor:
+        """Images (n, c, h, w), and tangents dx (t, c, h, w) of the first t, give a dual batch of features."""
+        convs = [c for c in self.convs if isinstance(c, nn.Conv2d)]  # all of them, for the type checker
+        weights, biases = [c.weight for c in convs], [c.bias for c in convs if c.bias is not None]
+        centre = 127.5 if self.centre else 0.0
+        if self.fused:
+            return conv_stack(x, dx, weights, biases, self.strides[0], self.last_relu, centre)
+        assert isinstance(x, Tensor)
+        t = 0 if dx is None else len(dx)
+        dtype = self.dtype or weights[0].dtype
         # Grey levels are exact even in bf16; the scale of 1 / 255 is the first convolution's.
         # Channels last before the conversion: moving bytes is cheaper than moving floats.
-        x = x.contiguous(memory_format=torch.channels_last).to(dtype)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        x = x.contiguous(memory_format=layout).to(dtype)
         if self.centre:
-            x = add_constant(x, -127.5, t)
+            x = x - centre
+        if dx is not None:
+            x = torch.cat([x, dx.to(dtype)])
+        # 9 input channels take a slow kernel on a GPU; with 16 the tensor cores do it.
+        idle = -x.shape[1] % 16 if x.is_cuda and dtype == torch.bfloat16 else 0
         if idle:
-            x = F.pad(x, (0, 0, 0, 0, 0, idle)).contiguous(memory_format=torch.channels_last)
-        for i, (conv, stride) in enumerate(zip(self.convs, self.strides, strict=True)):
-            assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-            weight, bias = conv.weight.to(dtype), conv.bias.to(dtype)
-            if i == 0:
-                weight = F.pad(weight / 255, (0, 0, 0, 0, 0, idle))
+            x = F.pad(x, (0, 0, 0, 0, 0, idle)).contiguous(memory_format=layout)
+        for i, (weight, bias, stride) in enumerate(zip(weights, biases, self.strides, strict=True)):
+            weight = F.pad(weight / 255, (0, 0, 0, 0, 0, idle)) if i == 0 else weight
+            weight, bias = weight.to(dtype), bias.to(dtype)
             x = F.conv2d(x, weight, bias if t == 0 else None, stride)
             if t:
                 x = add_constant(x, bias[:, None, None], t)
-            if i + 1 < len(self.convs) or self.last_relu:
+            if i + 1 < len(weights) or self.last_relu:
                 x = relu(x, t)
-        return x.permute(0, 2, 3, 1).flatten(1)  # no copy
+        return x.permute(0, 2, 3, 1).flatten(1)  # no copy if channels are last
 
 
 class LayerNorm(nn.Module):
@@ -132,7 +142,10 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, t: int = 0) -> Tensor:
         weight = self.linear.weight
-        y = F.linear(x, weight.to(x.dtype)).to(weight.dtype)
+        size = len(weight)
+        # 50 columns take a slow kernel on a GPU; with 64 the tensor cores do it.
+        idle = -size % 64 if x.is_cuda and x.dtype == torch.bfloat16 else 0
+        y = F.linear(x, F.pad(weight.to(x.dtype), (0, 0, 0, idle))).to(weight.dtype)[:, :size]
         y = self.norm(add_constant(y, self.linear.bias, t), t)
         if t == 0:
             return torch.tanh(y)

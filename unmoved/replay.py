@@ -165,6 +165,12 @@ class Replay:
 
     def gather(self, start: Tensor) -> Batch:
         """The transitions with these starts (n,)."""
+        batch, rows, next_rows = self.look_up(start)
+        batch.obs, batch.next_obs = (self.frames[r].flatten(1, 2) for r in (rows, next_rows))
+        return batch
+
+    def look_up(self, start: Tensor) -> tuple[Batch, Tensor, Tensor]:
+        """All of these transitions but the images, and which frames (n, stack) make those of s and s'."""
         discount = torch.ones(len(start), device=self.device)
         reward = torch.zeros(len(start), device=self.device)
         end = start
@@ -174,21 +180,15 @@ class Replay:
             reward = reward + discount * self.reward[row]  # discount is gamma^(k-1) while the episode lasts, then 0
             end = torch.where(going, start + k, end)
             discount = discount * self.discount * self.alive[row]
-        return Batch(
-            obs=self.stacked(start),
-            action=self.action[(start + 1) % self.slots],
-            reward=reward,
-            discount=discount,
-            next_obs=self.stacked(end),
-            index=start,
-        )
+        action = self.action[(start + 1) % self.slots]
+        none = torch.empty(0, device=self.device)
+        return Batch(none, action, reward, discount, none, index=start), self.stacked(start), self.stacked(end)
 
     def stacked(self, slot: Tensor) -> Tensor:
-        """(n,) -> (n, 3 * stack, H, W): the frames that end here, oldest first; before the reset, its frame repeats."""
+        """(n,) -> (n, stack): rows of the frames that end here, oldest first; before the reset, its frame repeats."""
         back = torch.arange(self.stack - 1, -1, -1, device=self.device)
         first = self.first[slot % self.slots]
-        rows = torch.maximum(slot[:, None] - back, first[:, None]) % self.slots
-        return self.frames[rows].flatten(1, 2)
+        return torch.maximum(slot[:, None] - back, first[:, None]) % self.slots
 
     # What is saved: the written rows of every array, and the counters.
     ARRAYS = ("frames", "action", "reward", "alive", "first")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import os
 import platform
 import signal
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,10 +26,10 @@ from unmoved import checkpoint
 from unmoved.agent import Agent, stream_seed
 from unmoved.compile import Acting, Updater
 from unmoved.config import Config, differences
-from unmoved.envs import canonical
+from unmoved.envs import backgrounds, canonical
 from unmoved.envs.worker import EnvProcess
 from unmoved.errors import Diverged, UserError
-from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs, pick_device
+from unmoved.evaluate import TRAIN, Evaluation, Evaluator, Player, env_kwargs, pick_device
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
 from unmoved.losses import Method
 from unmoved.measure import Recorder
@@ -38,7 +40,15 @@ from unmoved.replay import Replay
 def resolve(config: Config, device: torch.device) -> Config:
     """Settle what depends on the machine, so that the run's record says what was done. A run stays on its kind of
     device: random streams of a CPU and of a GPU are not the same."""
-    config = replace(config, device=device.type, task=canonical(config.task))
+    config = replace(
+        config,
+        device=device.type,
+        task=canonical(config.task),
+        background=backgrounds.canonical(config.background),
+        eval_backgrounds=tuple(dict.fromkeys(map(backgrounds.canonical, config.eval_backgrounds))),
+    )
+    for name in (config.background, *config.eval_backgrounds):
+        backgrounds.describe(name, config.task, config.videos, config.intensity)  # refuses what cannot be shown
     if config.precision == "auto":
         config = replace(config, precision="bf16" if device.type == "cuda" else "fp32")
     if config.compile and device.type == "cpu":
@@ -46,15 +56,15 @@ def resolve(config: Config, device: torch.device) -> Config:
     return config
 
 
-def keep_memory() -> None:
+def keep_memory(keep: bool = True) -> None:
     """Have glibc keep freed memory. By default it returns each large tensor to the system and has it zeroed again for
     the next one, which takes longer than a small convolution."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return
-    mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: no mapping of its own for what is smaller
-    mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD: nor shrink the heap
+    mallopt(-3, 1 << 30 if keep else 1 << 17)  # M_MMAP_THRESHOLD: no mapping of its own for what is smaller
+    mallopt(-1, (1 << 31) - 1 if keep else 1 << 17)  # M_TRIM_THRESHOLD: nor shrink the heap
 
 
 class Trainer:
@@ -66,11 +76,12 @@ class Trainer:
         if self.device.type == "cpu":
             keep_memory()
         method = method or make_method(config)
+        method.check_whole()
         self.config, self.folder = config, config.folder
         check_folder(config, method)
         if config.tensorboard and find_spec("tensorboardX") is None:
             raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'")
-        self.env = EnvProcess(**env_kwargs(config, TRAIN))
+        self.env = EnvProcess(**env_kwargs(config, TRAIN, config.background))
         try:
             self._prepare(method)
         except BaseException:
@@ -96,7 +107,10 @@ class Trainer:
         self.acting = Acting(self.agent, env.obs_shape)
         self.sampling = torch.Generator(self.device).manual_seed(stream_seed(config.seed, "sampling"))
         self.exploring = np.random.default_rng(stream_seed(config.seed, "exploring"))  # the first, uniform actions
-        self.evaluator: Evaluator | None = None
+        self.evaluators: dict[str, Evaluator] = {}  # by background
+        self.player = Player(self.agent)
+        self.pool = ThreadPoolExecutor(1)
+        self.evaluation: Future[list[tuple[dict[str, Any], Evaluation]]] | None = None  # the one that is being played
         self.steps = self.frames = self.updates = 0
         self.evaluated = -1  # agent steps at the last evaluation
         self.seconds_before, self.clock = 0.0, time.monotonic()
@@ -122,12 +136,14 @@ class Trainer:
         config = self.config
         total, eval_steps = config.total_steps, max(1, config.eval_every // config.action_repeat)
         checkpoint_steps = max(1, config.checkpoint_every // config.action_repeat) if config.checkpoint_every else 0
-        display = Display(f"{config.preset}/{config.method} {config.task}", config.frames, self.frames)
+        self.display = display = Display(f"{config.preset}/{config.method} {config.task}", config.frames, self.frames)
         handlers = self._catch_signals()
         try:
             while self.steps < total and not self.stop:
                 if self.steps % eval_steps == 0 and self.steps != self.evaluated:
-                    display.evaluated(self.evaluate(self.steps // eval_steps))
+                    self.evaluate(self.steps // eval_steps)
+                if self.evaluation is not None and self.evaluation.done():
+                    self.finish_evaluation()
                 if self.recorder is not None and self.recorder.due(self.steps):
                     self.diagnose(self.recorder)
                 if self.obs is None:
@@ -144,7 +160,7 @@ class Trainer:
                 if checkpoint_steps and self.steps % checkpoint_steps == 0 and self.steps < total:
                     self.save()
             if not self.stop:
-                display.evaluated(self.evaluate(-(-total // eval_steps)))
+                self.evaluate(-(-total // eval_steps))
                 if self.recorder is not None:
                     self.diagnose(self.recorder, last=True)
             self.save()
@@ -215,7 +231,7 @@ class Trainer:
         means = self.check_finite()
         row = self.counters() | {"updates": self.updates} | jsonable({"episode_return": self.last_return, **means})
         self.train_rows.write(row)
-        self._show("train", {k: v for k, v in row.items() if k not in ("frames", "steps")})
+        self._show("train", {k: v for k, v in row.items() if k not in ("frames", "steps")}, self.frames)
         self.meter.clear()
 
     def check_finite(self) -> dict[str, float]:
@@ -238,31 +254,55 @@ class Trainer:
         last = f"the last good checkpoint is {kept[0]}" if kept else "there was no checkpoint yet"
         raise Diverged(f"a loss is not finite at {self.frames:,} frames; {last}, the batch is described in {path}")
 
-    def evaluate(self, index: int) -> dict[str, Any]:
-        c = self.config
-        if self.evaluator is None:
-            self.evaluator = Evaluator(c, min(c.eval_workers, c.eval_episodes))
-        result = self.evaluator.run(deterministic(self.agent), c.eval_episodes, first=index * c.eval_episodes)
-        row = self.counters() | {"background": "train"} | result.row()
-        self.eval_rows.write(row)
+    def evaluate(self, index: int) -> None:
+        """Play the evaluation's episodes with the policy as it is now; on a GPU, while training goes on."""
+        self.finish_evaluation()
         self.evaluated = self.steps
-        self._show("eval", {"return_mean": row["return_mean"]})
-        if c.video:
-            write_video(self.folder / "video" / f"{self.frames}.mp4", result.frames)
-        return row
+        self.player.take()
+        # Not while a graph is being captured: two threads would be at the same memory pool.
+        if self.updater.settled and self.acting.settled and self.steps < self.config.total_steps:
+            self.evaluation = self.pool.submit(self.play, index, self.counters())
+        else:
+            self.record(self.play(index, self.counters()))
 
     def diagnose(self, recorder: Recorder, last: bool = False) -> None:
         row = recorder.record(self.counters(), last)
-        self._show("diagnostics", {k: v for k, v in row.items() if k not in self.counters()})
+        self._show("diagnostics", {k: v for k, v in row.items() if k not in self.counters()}, self.frames)
 
-    def _show(self, group: str, values: dict[str, Any]) -> None:
+    def play(self, index: int, counters: dict[str, Any]) -> list[tuple[dict[str, Any], Evaluation]]:
+        """One row per background, of the same episodes."""
+        c, played = self.config, []
+        for background in c.eval_backgrounds:
+            if background not in self.evaluators:
+                workers = min(c.eval_workers or os.cpu_count() or 1, c.eval_episodes)
+                self.evaluators[background] = Evaluator(c, workers, background=background)
+            result = self.evaluators[background].run(self.player, c.eval_episodes, first=index * c.eval_episodes)
+            played.append((counters | result.row(), result))
+        return played
+
+    def finish_evaluation(self) -> None:
+        if self.evaluation is not None:
+            evaluation, self.evaluation = self.evaluation, None
+            self.record(evaluation.result())
+
+    def record(self, played: list[tuple[dict[str, Any], Evaluation]]) -> None:
+        for row, result in played:
+            suffix = "" if row["background"] == "train" else f"_{row['background']}"
+            self.eval_rows.write(row)
+            self._show(f"eval{suffix}", {"return_mean": row["return_mean"]}, row["frames"])
+            if self.config.video:
+                write_video(self.folder / "video" / f"{row['frames']}{suffix}.mp4", result.frames)
+            self.display.evaluated(row)
+
+    def _show(self, group: str, values: dict[str, Any], frames: int) -> None:
         for name, value in values.items():
             if self.writer is not None and value is not None:
-                self.writer.add_scalar(f"{group}/{name}", value, self.frames)
+                self.writer.add_scalar(f"{group}/{name}", value, frames)
 
     # -------------------------------------------------------------------------------------------- keeping
 
     def save(self) -> None:
+        self.finish_evaluation()  # its rows belong to the steps before
         self.check_finite()  # a bad state never replaces a good one
         if not all(bool(p.isfinite().all()) for p in self.agent.nets.parameters()):
             raise Diverged(f"a parameter is not finite at {self.frames:,} frames")
@@ -330,9 +370,10 @@ class Trainer:
         return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
         self.env.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
+        for evaluator in self.evaluators.values():
+            evaluator.close()
         if self.writer is not None:
             self.writer.close()
         self.lock.close()

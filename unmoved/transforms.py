@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from unmoved import kernels
+
 Tau = Any  # a tensor with the batch first, or a (nested) tuple of such tensors
 
 
@@ -79,6 +81,10 @@ class Transformation:
         """All parameters when there are finitely many (uniformly distributed), else None."""
         return None
 
+    def window(self, tau: Tau) -> Tensor | None:
+        """Where f_tau(x) is x seen through a window of its own size, borders repeated: the window's offset (n, 2)."""
+        return None
+
 
 class Identity(Transformation):
     def sample(self, n: int, generator: Generator) -> Tensor:
@@ -89,6 +95,9 @@ class Identity(Transformation):
 
     def __call__(self, x: Tensor, tau: Tensor) -> Tensor:
         return x
+
+    def window(self, tau: Tensor) -> Tensor:
+        return torch.zeros(len(tau), 2, dtype=torch.long, device=tau.device)
 
     def tangent(self, x: Tensor, tau: Tensor, direction: Tensor) -> Tensor:
         return torch.zeros_like(as_float(x))
@@ -122,6 +131,8 @@ class AtIdentity(Transformation):
 
 def crop(x: Tensor, offset: Tensor, size: int) -> Tensor:
     """Per sample, the size x size window at (row, column) = offset (n, 2); beyond the border, the border repeats."""
+    if kernels.built and x.is_cuda and x.dtype == torch.uint8 and size % 4 == 0:
+        return kernels.crop_bytes(x, offset, size)
     n, c, h, w = x.shape
     rows = (torch.arange(size, device=x.device) + offset[:, :1]).clamp(0, h - 1)  # (n, size)
     columns = (torch.arange(size, device=x.device) + offset[:, 1:]).clamp(0, w - 1)
@@ -149,8 +160,11 @@ class Shift(Transformation):
     def identity(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         return torch.full((n, 2), self.pad, device=device)
 
+    def window(self, tau: Tensor) -> Tensor:
+        return tau - self.pad
+
     def __call__(self, x: Tensor, tau: Tensor) -> Tensor:
-        return crop(x, tau - self.pad, x.shape[-1])
+        return crop(x, self.window(tau), x.shape[-1])
 
     def direction(self, generator: Generator) -> Tensor:
         return integers(4, (), generator)
@@ -427,9 +441,7 @@ class ColorJitter(Transformation):
     def __call__(self, x: Tensor, tau: Tensor) -> Tensor:
         x = as_float(x)
         rgb = frames(x / 255)  # (n, f, 3, h, w)
-        brightness, contrast, saturation, hue, order = (
-            t.to(x.dtype)[:, None, None, None, None] for t in tau.unbind(1)
-        )
+        brightness, contrast, saturation, hue, order = (t.to(x.dtype)[:, None, None, None, None] for t in tau.unbind(1))
 
         def adjust_contrast(y: Tensor) -> Tensor:
             mean = y.mean((-2, -1), keepdim=True)
@@ -449,9 +461,7 @@ def rgb_to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r, g, b = x.unbind(2)
     high, low = x.amax(2), x.amin(2)
     span = (high - low).clamp(min=1e-12)
-    hue = torch.where(
-        high == r, (g - b) / span, torch.where(high == g, 2 + (b - r) / span, 4 + (r - g) / span)
-    )
+    hue = torch.where(high == r, (g - b) / span, torch.where(high == g, 2 + (b - r) / span, 4 + (r - g) / span))
     return (hue / 6) % 1, (high - low) / high.clamp(min=1e-12), high
 
 

@@ -138,7 +138,7 @@ def tangent_checks(s: Subject, h: float = 1e-6) -> Iterator[Check]:
     except TypeError:
         return  # the family has no tangent
     view, nets = as_float(s.family(x, tau)).double(), s.agent.nets
-    dQ = nets.critic(nets.encoder(torch.cat([view, t]), B), s.batch.action, B)[0, B:]
+    dQ = nets.critic(nets.encoder(view, t), s.batch.action, B)[0, B:]
     up, down = (nets.critic(nets.encoder(view + k * h * t), s.batch.action)[0] for k in (1, -1))
     yield tightest(
         "dQ/dtau by dual batch = central difference", "15", "->", zip(dQ, (up - down) / (2 * h), strict=True)

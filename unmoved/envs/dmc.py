@@ -1,4 +1,4 @@
-"""Tasks of the DeepMind Control Suite, rendered by one kept camera."""
+"""Tasks of the DeepMind Control Suite, and one of its manipulation tasks, rendered by one kept camera."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from unmoved.envs.pixels import Action, Image
 from unmoved.errors import UserError
 
-EPISODE_FRAMES = 1000  # of every task below
+EPISODE_FRAMES = 1000  # of every task of the suite
 
 
 class SuiteTask(NamedTuple):
     domain: str
     task: str
     action_dim: int
+    episode_frames: int = EPISODE_FRAMES
 
     @property
     def camera(self) -> int:
@@ -51,21 +52,26 @@ _DOMAINS: tuple[tuple[str, int, str], ...] = (
     ("walker", 6, "stand walk run"),
 )
 TASKS = {f"{domain}_{task}": SuiteTask(domain, task, dim) for domain, dim, names in _DOMAINS for task in names.split()}
+# DrQ-v2's manipulation task: a Jaco arm, 10 s of 0.04 s, seen by its only camera, front_close.
+REACH_DUPLO = "reach_duplo"
+MANIPULATION = {REACH_DUPLO: SuiteTask("reach", "duplo", 9, 250)}
 
 
 class Suite:
     """One task as a Simulator. Holds an OpenGL context, so construct, render and close it in one thread."""
 
-    episode_frames = EPISODE_FRAMES
-
     def __init__(self, name: str, *, size: int, camera: int | None = None, shadow_map: int | None = None) -> None:
-        task = TASKS[name]
+        task = (TASKS | MANIPULATION)[name]
         suite, Camera = _import_suite()
-        # The time limit is PixelEnv's: Monte-Carlo returns are rolled out past it.
-        kwargs = {"random": 0, "time_limit": float("inf")}
-        self._env = suite.load(task.domain, task.task, task_kwargs=kwargs, visualize_reward=False)
+        if name in MANIPULATION:
+            self._env, self._random = _load_manipulation(name)
+        else:
+            # The time limit is PixelEnv's: Monte-Carlo returns are rolled out past it.
+            kwargs = {"random": 0, "time_limit": float("inf")}
+            self._env = suite.load(task.domain, task.task, task_kwargs=kwargs, visualize_reward=False)
+            self._random = self._env.task.random
         self.size = size
-        self.action_dim = task.action_dim
+        self.action_dim, self.episode_frames = task.action_dim, task.episode_frames
         spec = self._env.action_spec()
         self._centre, self._half_range = (spec.maximum + spec.minimum) / 2, (spec.maximum - spec.minimum) / 2
 
@@ -73,6 +79,7 @@ class Suite:
         cameras = self.physics.model.ncam
         if not -1 <= camera < cameras:
             raise UserError(f"{name} has no camera {camera}: choose 0 to {cameras - 1}, or -1 for the free one.")
+        self.camera = camera
         # Physics.render builds a scene for every frame and draws into a 640 x 480 buffer. A kept camera and a buffer of
         # the image's own size give the same pixels faster. The context is dm_control's own, not a second one beside it:
         # quadruped_escape uploads its terrain there, and dm_control keeps track of which context is current.
@@ -90,7 +97,7 @@ class Suite:
         return self._env.physics
 
     def reset(self, seed: int) -> None:
-        self._env.task.random.seed(seed)
+        self._random.seed(seed)
         self._env.reset()
 
     def step(self, action: Action) -> tuple[float, bool, bool]:
@@ -102,6 +109,19 @@ class Suite:
         # The camera returns a view of its own buffer, (size, size, 3).
         image: Image = self._camera.render().transpose(2, 0, 1).copy()
         return image
+
+    def paint(self, texture: str, pixels: Image) -> None:
+        """Replace a texture of the scene, (height, width, 3), at once and until it is painted again."""
+        import mujoco
+
+        model, contexts = self.physics.model.ptr, self.physics.contexts
+        number = model.texture(texture).id
+        # Where the new one is smaller, the rest of the old one's memory lies idle.
+        model.tex_height[number], model.tex_width[number] = pixels.shape[:2]
+        start = model.tex_adr[number]
+        model.tex_data[start : start + pixels.size] = pixels.ravel()
+        with contexts.gl.make_current() as context:
+            context.call(mujoco.mjr_uploadTexture, model, contexts.mujoco.ptr, number)
 
     # Positions, velocities, activations, controls and the solver's warm start: all that physics integrates. What the
     # task wrote into the model at reset (reacher's target) is not in it, so a state belongs to its episode.
@@ -122,11 +142,22 @@ class Suite:
         self.physics.forward()  # what a step, a reward or a render derives from the state
 
     def close(self) -> None:
-        self._env.close()
+        env, self._env = self._env, None
+        if env is not None:  # composer's does not like to be closed twice
+            env.close()
+
+
+_opened_in: int | None = None  # the process in which dm_control opened OpenGL
 
 
 def _import_suite() -> tuple[Any, Any]:
     """dm_control.suite and its Camera. The import opens the display, so a missing driver shows here."""
+    global _opened_in
+    if _opened_in not in (None, os.getpid()):  # drivers would hang or crash
+        raise UserError(
+            "this process was forked from one that had opened OpenGL, where rendering does not work: start it afresh, "
+            "with Gymnasium's vector environments by vector_kwargs={'context': 'spawn'}."
+        )
     _choose_gl()
     try:
         from dm_control import suite
@@ -135,7 +166,21 @@ def _import_suite() -> tuple[Any, Any]:
         raise UserError(f"the control suite needs {error.name}: pip install 'dm_control>=1.0.50'.") from error
     except Exception as error:  # ImportError, AttributeError, RuntimeError, ...: depends on what is missing
         raise _no_gl(error) from error
+    _opened_in = os.getpid()
     return suite, Camera
+
+
+def _load_manipulation(name: str) -> tuple[Any, Any]:
+    """A composer environment, and the random state it draws its episodes from."""
+    from dm_control import composer
+    from dm_control.manipulation.shared import registry
+
+    # "features" differs from "vision" in what is observed alone, and would not render at every simulator step.
+    # The model is the same in every episode: compiled once, it keeps the camera's context alive.
+    task = registry.get_constructor(f"{name}_features")()
+    env = composer.Environment(task, time_limit=float("inf"), random_state=0, recompile_mjcf_every_episode=False)
+    env.reset()
+    return env, env.random_state
 
 
 def _choose_gl() -> None:

@@ -48,13 +48,15 @@ class Adapter:
         shape = images.shape or ()
         if not isinstance(images, spaces.Box) or images.dtype != np.uint8 or len(shape) not in (2, 3):
             raise UserError(
-                f"{name} observes {images}, but the observation must be a uint8 image: "
-                "gymnasium.wrappers.AddRenderObservation makes one of any environment with render_mode='rgb_array'."
+                f"{name} observes {images}, but the observation must be a uint8 image. To see what it renders, write "
+                "gymnasium.wrappers.AddRenderObservation(gymnasium.make(ID, render_mode='rgb_array')) into a function "
+                "make_env of a module of your own and train my_module:make_env."
             )
         self._channels_first = len(shape) == 3 and shape[-1] not in (1, 3)
         channels = 1 if len(shape) == 2 else shape[0] if self._channels_first else shape[-1]
         if channels not in (1, 3):
             raise UserError(f"{name} observes images of shape {shape}: one frame of 1 or 3 channels is needed.")
+        self._name, self._shape = name, shape
         height, width = shape[1:] if self._channels_first else shape[:2]
         self._rows, self._columns = _resampling(height, size), _resampling(width, size)
 
@@ -80,7 +82,10 @@ class Adapter:
         self._env.close()
 
     def _pixels(self, obs: Any) -> Image:
-        return np.asarray(obs["pixels"] if self._is_dict else obs)
+        image = np.asarray(obs["pixels"] if self._is_dict else obs)
+        if image.shape != self._shape:
+            raise UserError(f"{self._name} showed an image of shape {image.shape}, but declares {self._shape}.")
+        return image
 
 
 def load(name: str) -> Env:

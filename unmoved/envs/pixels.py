@@ -45,6 +45,24 @@ class Stateful(Protocol):
     def set_state(self, state: NDArray[np.float64]) -> None: ...
 
 
+class Background:
+    """What is seen behind the task, and of its scene. This one shows a simulator's picture as it is; others are in
+    backgrounds.py. None of it may touch the physics."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+
+    def begin(self, episode: int, seed: int) -> None:
+        """After the simulator's reset. What an episode shows must be a function of these two and of its steps."""
+
+    def advance(self) -> None:
+        """After each simulator frame, rendered or not."""
+
+    def render(self, step: int) -> Image:
+        """The simulator's picture after `step` agent steps of the episode."""
+        return self.simulator.render()
+
+
 class Snapshot(TypedDict):
     """An environment at one moment. Plain numbers and arrays, so any file format will do."""
 
@@ -78,6 +96,7 @@ class PixelEnv(gymnasium.Env[Image, Action]):
                 raise UserError(f"{name} must be at least 1, not {value}.")
         self.metadata = {"render_modes": [self.render_mode], "render_fps": 30}
         self.simulator = simulator
+        self.background = Background(simulator)
         self.action_repeat = action_repeat
         self.episode_frames = episode_frames or simulator.episode_frames
         shape = (3 * stack, simulator.size, simulator.size)
@@ -101,7 +120,7 @@ class PixelEnv(gymnasium.Env[Image, Action]):
         if seed is not None:
             self._seed, self._episode = seed, -1
         self._begin((options or {}).get("episode", self._episode + 1))
-        self._obs = np.tile(self.simulator.render(), (self._obs.shape[0] // 3, 1, 1))
+        self._obs = np.tile(self._render(), (self._obs.shape[0] // 3, 1, 1))
         return self._obs, {"frames": 0}
 
     def step(self, action: Action) -> tuple[Image, float, bool, bool, dict[str, Any]]:
@@ -110,7 +129,7 @@ class PixelEnv(gymnasium.Env[Image, Action]):
         before = self._frames
         reward, terminated, truncated = self._advance(action)
         # A new array every step: observations handed out earlier keep their values.
-        self._obs = np.concatenate([self._obs[3:], self.simulator.render()])
+        self._obs = np.concatenate([self._obs[3:], self._render()])
         return self._obs, reward, terminated, truncated, {"frames": self._frames - before}
 
     def render(self) -> Image:
@@ -164,8 +183,13 @@ class PixelEnv(gymnasium.Env[Image, Action]):
 
     def _begin(self, episode: int) -> None:
         entropy = np.random.SeedSequence([self._seed, self._stream, episode])
-        self.simulator.reset(int(entropy.generate_state(1)[0]))
+        physics, scene = (int(n) for n in entropy.generate_state(2))
+        self.simulator.reset(physics)
+        self.background.begin(episode, scene)
         self._episode, self._frames, self._over, self._actions = episode, 0, False, []
+
+    def _render(self) -> Image:
+        return self.background.render(len(self._actions))
 
     def _advance(self, action: Action) -> tuple[float, bool, bool]:
         action = np.clip(np.asarray(action, np.float32), -1.0, 1.0)
@@ -175,6 +199,7 @@ class PixelEnv(gymnasium.Env[Image, Action]):
         reward, terminated, truncated = 0.0, False, False
         for _ in range(self.action_repeat):
             frame_reward, terminated, truncated = self.simulator.step(action)
+            self.background.advance()
             reward += frame_reward
             self._frames += 1
             # Only the end of the world is terminal; a time limit must be bootstrapped through.
