@@ -21,7 +21,7 @@ from unmoved.envs.worker import EnvProcess
 from unmoved.errors import UserError
 from unmoved.methods import make_method
 
-TRAIN, EVALUATE, RANDOM = 0, 1, 2  # streams of episodes under one seed
+TRAIN, EVALUATE, RANDOM, MONTE_CARLO = 0, 1, 2, 3  # streams of episodes under one seed
 Act = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (n, C, H, W) -> (n, |A|)
 
 

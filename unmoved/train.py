@@ -32,6 +32,7 @@ from unmoved.errors import Diverged, UserError
 from unmoved.evaluate import TRAIN, Evaluation, Evaluator, Player, env_kwargs, pick_device
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
 from unmoved.losses import Method
+from unmoved.measure import Recorder
 from unmoved.methods import make_method
 from unmoved.replay import Replay
 
@@ -118,12 +119,16 @@ class Trainer:
         self.meter = Meter(config.batch_size, self.device)
         self.updater = Updater(self.agent, self.replay, self.sampling, self.meter)
         self.stop = False
+        self.recorder: Recorder | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.folder)
         self.writer = tensorboard(self.folder) if config.tensorboard else None
         write_config(config, method, self.device)
         self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
         self.restore()
+        if config.diagnostics:
+            self.recorder = Recorder(self.agent, self.replay, self.folder, bool(env.state_size))
+            self.recorder.resume(self.steps)
 
     # -------------------------------------------------------------------------------------------- the loop
 
@@ -139,6 +144,8 @@ class Trainer:
                     self.evaluate(self.steps // eval_steps)
                 if self.evaluation is not None and self.evaluation.done():
                     self.finish_evaluation()
+                if self.recorder is not None and self.recorder.due(self.steps):
+                    self.diagnose(self.recorder)
                 if self.obs is None:
                     self.begin_episode()
                 action = self.choose_action()
@@ -154,6 +161,8 @@ class Trainer:
                     self.save()
             if not self.stop:
                 self.evaluate(-(-total // eval_steps))
+                if self.recorder is not None:
+                    self.diagnose(self.recorder, last=True)
             self.save()
             if self.stop:
                 console.print(f"stopped at {self.frames:,} frames; the same command continues {self.folder}")
@@ -255,6 +264,10 @@ class Trainer:
             self.evaluation = self.pool.submit(self.play, index, self.counters())
         else:
             self.record(self.play(index, self.counters()))
+
+    def diagnose(self, recorder: Recorder, last: bool = False) -> None:
+        row = recorder.record(self.counters(), last)
+        self._show("diagnostics", {k: v for k, v in row.items() if k not in self.counters()}, self.frames)
 
     def play(self, index: int, counters: dict[str, Any]) -> list[tuple[dict[str, Any], Evaluation]]:
         """One row per background, of the same episodes."""
