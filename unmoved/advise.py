@@ -229,7 +229,7 @@ def draw(found: list[Advice], title: str, path: Path, paper: dict[str, Any]) -> 
         axis.set_title(f"{head}'s features", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("cosine similarity")
-    axes[0].legend(fontsize=7, loc="lower left", framealpha=0.9)
+    axes[0].legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=3, frameon=False)  # below the bars
     figure.suptitle(title, fontsize=9)
     figure.savefig(path)
     plt.close(figure)

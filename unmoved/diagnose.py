@@ -292,7 +292,7 @@ def draw_cosines(axis: Any, values: dict[str, float]) -> None:
         at = [i + 0.2 * (2 * k - 1) for i in range(len(names))]
         axis.bar(at, [values[key] for key in keys], 0.38, yerr=[values[f"{key}_se"] for key in keys], label=head)
     low = min(values[f"cosine_{head}_{name}"] for head in ("actor", "critic") for name in names)
-    axis.set_ylim(max(-1.0, low - 0.1 - 0.3 * (1 - low)), 1.0)
+    axis.set_ylim(min(0.0, low - 0.05), 1.0)  # bars begin at 0
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.set_title("cosine similarity of a state's features", fontsize=9)
     axis.legend(fontsize=7, loc="lower right", framealpha=0.9)
