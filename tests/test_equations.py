@@ -20,6 +20,24 @@ from torch import Generator, Tensor, nn
 
 from unmoved.agent import Agent, Batch, weigh
 from unmoved.config import make_config
+from unmoved.equations import (
+    actor_bound,
+    actor_loss,
+    ddpg_actor_bound,
+    discrete_kl,
+    discrete_targets,
+    expected_target,
+    implicit_kl_terms,
+    l_all,
+    lemma_law,
+    linear_excess,
+    second_order_excess,
+    soft_q,
+    stationary_law,
+    target_bound,
+    target_variance_parts,
+    variance_of_mean,
+)
 from unmoved.losses import (
     ActorPass,
     Bellman,
@@ -37,7 +55,6 @@ from unmoved.losses import (
     original,
     policy_distance,
     samples,
-    soft_target,
 )
 from unmoved.methods import make_method
 from unmoved.networks import ClippedNormal, LayerNorm, TanhNormal
@@ -115,35 +132,6 @@ def table(n: int, A: int) -> Tensor:
     return torch.softmax(torch.randn(n, A), -1)
 
 
-def discrete_kl(p: Tensor, q: Tensor) -> Tensor:
-    return (p * (p.log() - q.log())).sum(-1).clamp(min=0)
-
-
-def divergences(pi: Tensor) -> Tensor:
-    """D[eta, mu] = KL(pi_eta || pi_mu), (n, n)."""
-    return discrete_kl(pi[:, None], pi[None])
-
-
-def actor_loss(pi: Tensor, Q: Tensor, alpha: Tensor) -> Tensor:
-    """E_a [Improve] at each transformation, (n,): the A actions are the batch, weighted by the policy."""
-    mu = View("mu", Identity(), len(pi))
-    actor = ActorPass({}, {}, {}, alpha)
-    for s in samples(mu):
-        actor.log_pi[s.key], actor.Q[s.key] = pi[s.index].log(), torch.stack([Q[s.index], Q[s.index] + 1])
-    return torch.stack([(pi[s.index] * Improve(s)(actor)).sum() for s in samples(mu)])
-
-
-def targets(pi: Tensor, Q: Tensor, alpha: Tensor, gamma: float, reward: float) -> Tensor:
-    """y of every transformation and action, (n, A)."""
-    ones = torch.ones_like(pi)
-    return soft_target(reward * ones, gamma * ones, torch.stack([Q + 1, Q]), alpha, pi.log())
-
-
-def variance_of_mean(values: Tensor, n: int) -> Tensor:
-    """Of the mean over n independent draws from equally likely values: all n-tuples are enumerated."""
-    return torch.cartesian_prod(*[values] * n).reshape(-1, n).mean(1).var(correction=0)
-
-
 # ------------------------------------------------------------------------------------- critic: explicit and implicit
 
 
@@ -175,9 +163,9 @@ def test_lemma_1(a_Q: float, law: str) -> None:
     if law == "uniform":
         close(E_nu, Bellman(nu)(critic))
     explicit = (Bellman(original)(critic) + a_Q * E_nu).mean()
-    P_hat = P * a_Q / (a_Q + 1)
-    P_hat[40] = (P[40] * a_Q + 1) / (a_Q + 1)
+    P_hat = lemma_law(P, 40, a_Q)
     close(P_hat.sum(), 1.0)
+    close(P_hat[40], (P[40] * a_Q + 1) / (a_Q + 1))
     implicit = (a_Q + 1) * (P_hat @ at).mean()
     close(explicit, implicit)
     same(gradient(explicit, agent.critic_params), gradient(implicit, agent.critic_params))
@@ -228,10 +216,12 @@ def test_l_all_has_drq_s_gradient() -> None:
     y = agent.target_pass(batch, draw, torch.zeros(())).y  # (3, B)
     critic = agent.critic_pass(batch, draw, agent.method.target(y))
     l_drq = term(critic)
-    l_all = torch.stack([term(dataclasses.replace(critic, Y=y_k[None])) for y_k in y]).mean(0)
-    close(l_all - l_drq, 2 * y.var(0, correction=0), atol=1e-9)
+    every = torch.stack([term(dataclasses.replace(critic, Y=y_k[None])) for y_k in y]).mean(0)
+    close(every - l_drq, 2 * y.var(0, correction=0), atol=1e-9)
+    Q = torch.stack(list(critic.Q.values()))  # (2 views, 2 twins, B)
+    close(every[0], torch.stack([l_all(Q[:, twin, 0], y[:, 0]) for twin in range(2)]).sum())
     assert y[:, 1:].var(0).min() > 1e-6
-    same(gradient(l_all.mean(), agent.critic_params), gradient(l_drq.mean(), agent.critic_params))
+    same(gradient(every.mean(), agent.critic_params), gradient(l_drq.mean(), agent.critic_params))
 
 
 def test_linear_critic() -> None:
@@ -243,8 +233,7 @@ def test_linear_critic() -> None:
     Q = (W_s[:, 0] @ f.T + (W_a @ a)[:, None]).T  # (81, 2)
     loss = Bellman(nu)(CriticPass({s.key: Q[s.index, :, None] for s in samples(nu)}, {}, y))
     at_mean = (W_s[:, 0] @ f.mean(0) + W_a @ a - y[0]).square().sum()
-    variance = f.T.cov(correction=0)
-    trace = torch.stack([torch.trace(W.T @ W @ variance) for W in W_s]).sum()
+    trace = torch.stack([linear_excess(W, f) for W in W_s]).sum()
     close(loss[0], at_mean + trace)
     assert trace > 0.01 * at_mean
 
@@ -329,8 +318,7 @@ def test_non_linear_critic_over_many_images() -> None:
         J = torch.autograd.grad(Q.sum(), mean)[0].flatten(1)
         loss = Bellman(mix)(agent.critic_pass(batch, draw, Q.detach()[None])) / 2  # two equal twins
         for b in range(B):
-            _, root, H = torch.linalg.svd((f[:, b] - mean[b]).detach().flatten(1), full_matrices=False)
-            frobenius = (J[b] @ H.T * root / math.sqrt(n)).square().sum()
+            frobenius = second_order_excess(J[b], f[:, b].detach().flatten(1))
             gaps.append(abs(float(loss[b].detach() / frobenius) - 1))
     assert max(gaps[B:]) < 1e-3 and max(gaps[B:]) < max(gaps[:B]) / 10, gaps
 
@@ -349,12 +337,12 @@ def test_proposition_4_1() -> None:
         for invariant in (True, False):
             Q_s = torch.randn(1, A)
             Q = Q_s.expand(n, A) if invariant else torch.randn(n, A)
-            g_s, g = torch.softmax(Q_s / alpha, -1), torch.softmax(Q / alpha, -1)
+            g_s = torch.softmax(Q_s / alpha, -1)
             log_Z = torch.logsumexp(Q / alpha, -1)
             I2 = actor_loss(pi, Q, alpha).mean()
-            first = (pi * (pi_s / g_s).log()).sum(-1)
-            third = (pi * (g_s / g).log()).sum(-1)
-            right = (first + discrete_kl(pi, pi_s) + third).mean()
+            first, kl, third = implicit_kl_terms(pi, pi_s, Q, Q_s, alpha)
+            close(kl, discrete_kl(pi, pi_s))
+            right = (first + kl + third).mean()
             close(I2, alpha * right - alpha * log_Z.mean())
             close(torch.autograd.grad(I2, logits, retain_graph=True)[0],
                   alpha * torch.autograd.grad(right, logits, retain_graph=True)[0])  # fmt: skip
@@ -363,7 +351,7 @@ def test_proposition_4_1() -> None:
                 only = discrete_kl(pi, g_s).mean()  # pi(.|s) = g(.|s)
                 close(I2, alpha * only - alpha * log_Z.mean())
             else:
-                assert (I2 - (alpha * (first + discrete_kl(pi, pi_s) - log_Z).mean())).abs() > 1e-3
+                assert (I2 - (alpha * (first + kl - log_Z).mean())).abs() > 1e-3
             assert (I2 - right).abs() > 1e-3  # as printed
 
 
@@ -511,18 +499,6 @@ def test_variance_of_the_critic_loss() -> None:
     close(drq.mean(), rad.mean() - y.var(correction=0))  # 2 twins x Var/2
 
 
-def actor_bound(pi: Tensor, g: Tensor) -> Tensor:
-    """E_mu (E_eta [D + c(mu) sqrt(2 D)])^2, c(mu) = max_a |log pi_mu - log g|."""
-    D, c = divergences(pi), (pi.log() - g.log()).abs().amax(-1)
-    return (D + c * (2 * D).sqrt()).mean(0).square().mean()
-
-
-def target_bound(pi: Tensor, size: Tensor, alpha: Tensor, gamma: float) -> Tensor:
-    """E_mu (E_eta [size(mu) sqrt(2 D) + gamma alpha D])^2."""
-    D = divergences(pi)
-    return (size * (2 * D).sqrt() + gamma * alpha * D).mean(0).square().mean()
-
-
 def test_actor_variance_bound() -> None:
     """Prop. 5.1 (Eqs. 13, 59-72) times alpha^2: Var[I2] <= alpha^2/n E_mu (E_eta [D + c sqrt(2 D)])^2 for an invariant
     critic. Without alpha^2 it fails for alpha > 1; without invariance it fails."""
@@ -558,7 +534,7 @@ def test_target_variance_bound(alpha: float) -> None:
         T, A, spread = 5, 4, 10 ** (-2 * torch.rand(()))
         pi = torch.softmax(torch.randn(1, A) + spread * torch.randn(T, A), -1)
         Q, reward = (torch.randn(1, A) * 2).expand(T, A), float(torch.randn(()))
-        y = targets(pi, Q, heat, gamma, reward)
+        y = discrete_targets(pi, Q, heat, gamma, reward)
         size = (y - reward).abs().amax(-1)
         if alpha == 0:
             close(size, gamma * Q.abs().amax(-1))
@@ -568,7 +544,7 @@ def test_target_variance_bound(alpha: float) -> None:
             assert 0 < variance <= bound / n and bound.isfinite()
             ratios.append(variance * n / bound)
         still = pi[:1].expand(T, A)
-        y = targets(still, Q, heat, gamma, reward)
+        y = discrete_targets(still, Q, heat, gamma, reward)
         close((still * y).sum(-1).var(correction=0), 0.0, atol=1e-20)
         close(target_bound(still, size, heat, gamma), 0.0)
     assert max(ratios) > 0.05
@@ -577,7 +553,7 @@ def test_target_variance_bound(alpha: float) -> None:
 def test_target_variance_bound_needs_the_absolute_value() -> None:
     """Prop. 5.2 as printed, max(y - r): with Q = (0, -10) and alpha = 0 it bounds a positive variance by 0."""
     pi, Q, zero = table(5, 2), torch.tensor([0.0, -10.0]).expand(5, 2), torch.zeros(())
-    y = targets(pi, Q, zero, 0.9, reward=1.0)
+    y = discrete_targets(pi, Q, zero, 0.9, reward=1.0)
     close(target_bound(pi, (y - 1.0).amax(-1), zero, 0.9), 0.0)
     assert (pi * y).sum(-1).var() > 0.1
 
@@ -586,13 +562,14 @@ def test_split_of_the_target_s_variance() -> None:
     """Eqs. 73-93: Var_{mu,a'}[y] = E[(gamma advantage)^2] + Var_mu[E_a' y], the cross term is 0; the critic need not be
     invariant. Advantage: Q - alpha log pi minus its mean under pi."""
     pi, Q, alpha, gamma = table(6, 4), torch.randn(6, 4), torch.tensor(0.3), 0.9
-    y = targets(pi, Q, alpha, gamma, reward=0.7)
+    y = discrete_targets(pi, Q, alpha, gamma, reward=0.7)
     P = pi / 6  # of (mu, a')
-    of_mu = (pi * y).sum(-1, keepdim=True)
-    total, mean = (P * y.square()).sum() - (P * y).sum().square(), (P * y).sum()
+    of_mu, mean = (pi * y).sum(-1, keepdim=True), (P * y).sum()
+    total, actions, transformations = target_variance_parts(pi, y)
+    close(total, (P * y.square()).sum() - mean.square())
     soft = Q - alpha * pi.log()
     advantage = soft - (pi * soft).sum(-1, keepdim=True)
-    actions, transformations = (P * (gamma * advantage).square()).sum(), of_mu.var(correction=0)
+    close(actions, (P * (gamma * advantage).square()).sum())
     close(total, actions + transformations)
     close((P * (y - of_mu) * (of_mu - mean)).sum(), 0.0)
     assert min(actions, transformations) > 0.01 * total
@@ -606,34 +583,24 @@ def test_target_bias_contracts_under_the_stationary_law() -> None:
     invariant policy and any critic. Off that law it can fail."""
     S, A, T, gamma, alpha = 4, 3, 5, 0.9, torch.tensor(0.2)
 
-    def expected_target(P: Tensor, reward: Tensor, pi: Tensor, Q: Tensor) -> Tensor:
-        """E y, (S, A), for a critic Q (T, S, A) at each transformation of s'."""
-        shape = (*reward.shape, *Q.shape)  # s, a, mu, s', a'
-        r = reward[:, :, None, None, None].expand(shape)
-        y = soft_target(r, torch.full(shape, gamma), Q.expand(2, *shape), alpha, pi.log().expand(shape))
-        return torch.einsum("ijt,tk,ijmtk->ij", P, pi, y) / len(Q)
-
     for seed in range(30):
         torch.manual_seed(seed)
         P, reward, pi = torch.softmax(torch.randn(S, A, S), -1), torch.randn(S, A), table(S, A)
-        chain = torch.einsum("ijt,tk->ijtk", P, pi).reshape(S * A, S * A)
-        entropy = -(pi * pi.log()).sum(-1)
-        Q_pi = torch.linalg.solve(torch.eye(S * A) - gamma * chain, (reward + gamma * alpha * P @ entropy).flatten())
-        Q_pi = Q_pi.reshape(S, A)
-        close(expected_target(P, reward, pi, Q_pi[None]), Q_pi)  # known exactly: a fixed point
-        law = torch.linalg.solve(torch.eye(S * A) - chain.T + 1, torch.ones(S * A)).reshape(S, A)
-        close(law.flatten() @ chain, law.flatten())
+        Q_pi, law = soft_q(P, reward, pi, gamma, alpha), stationary_law(P, pi)
+        close(expected_target(P, reward, pi, Q_pi[None], gamma, alpha), Q_pi)  # known exactly: a fixed point
+        close(torch.einsum("ij,ijt,tk->tk", law, P, pi), law)
+        close(law.sum(), 1.0)
         Q = Q_pi + torch.randn(T, S, A)
-        bias = (law * (expected_target(P, reward, pi, Q) - Q_pi).square()).sum()
+        bias = (law * (expected_target(P, reward, pi, Q, gamma, alpha) - Q_pi).square()).sum()
         assert bias <= gamma**2 * (law * (Q - Q_pi).square().mean(0)).sum()
         # A constant error makes it an equality: the factor gamma^2 is the best.
-        bias = (law * (expected_target(P, reward, pi, Q_pi[None] + 3.0) - Q_pi).square()).sum()
+        bias = (law * (expected_target(P, reward, pi, Q_pi[None] + 3.0, gamma, alpha) - Q_pi).square()).sum()
         close(bias, gamma**2 * 9.0)
 
     # A state that is always left, where the critic is right, for one where it is wrong.
     P, pi, Q_pi = torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]]), torch.ones(2, 1), torch.zeros(2, 1)
     Q = torch.tensor([[[0.0], [1.0]]])
-    error = (expected_target(P, torch.zeros(2, 1), pi, Q) - Q_pi).square()
+    error = (expected_target(P, torch.zeros(2, 1), pi, Q, gamma, alpha) - Q_pi).square()
     off = torch.tensor([[1.0], [0.0]])
     assert (off * error).sum() > gamma**2 * (off * (Q[0] - Q_pi).square()).sum()
 
@@ -665,10 +632,8 @@ def test_ddpg_actor_variance_bound() -> None:
             torch.manual_seed(seed)
             root, M = torch.randn(dims, dims), torch.randn(6, dims)
             H = -root @ root.T
-            L = torch.linalg.matrix_norm(H, 2)
             losses = ddpg_losses(1.3 + 0.5 * torch.einsum("ni,ij,nj->n", M, H, M))
-            apart = (M[:, None] - M[None]).square().sum(-1)
-            bound = L**2 / 8 * (apart * (M[:, None] + M[None]).square().sum(-1)).mean()
+            bound = ddpg_actor_bound(M, H)
             for n in (1, 2):
                 variance = variance_of_mean(losses, n)
                 if dims == 1:

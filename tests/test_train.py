@@ -28,6 +28,7 @@ from unmoved import (
     checkpoint,
     load_agent,
 )
+from unmoved.compile import Updater
 from unmoved.config import Config, make_config
 from unmoved.errors import Diverged, UserError
 from unmoved.evaluate import EVALUATE, Evaluator, deterministic, uniform_random
@@ -307,6 +308,24 @@ def test_evaluation_does_not_depend_on_the_workers(whole: Path) -> None:
 def uniform_random_by_state(obs: Any) -> Any:
     """Actions that depend on each image alone."""
     return torch.from_numpy(obs).double().mean((1, 2, 3))[:, None].sin().expand(-1, 2).float().numpy()
+
+
+def test_evaluation_beside_training_gives_the_same_rows(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, here by force: played by a copy of the policy while training goes on."""
+    monkeypatch.setattr(Updater, "settled", True)
+    overlapped = 0
+    finish = Trainer.finish_evaluation
+
+    def counted(self: Trainer) -> None:
+        nonlocal overlapped
+        overlapped += self.evaluation is not None
+        finish(self)
+
+    monkeypatch.setattr(Trainer, "finish_evaluation", counted)
+    same(whole, train(config(tmp_path)))
+    assert overlapped == 4  # of five: the last has nothing to run beside
 
 
 def test_random_policy_is_seeded() -> None:

@@ -75,9 +75,15 @@ def problem(folder: Path, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def load(run: Path, names: tuple[str, ...], say: Callable[[str], None], device: Any = "cpu") -> dict[str, Any] | None:
-    """The newest whole checkpoint's parts, None where there never was one. A damaged one is named and passed over."""
-    folders = listed(run)
+def load(
+    run: Path, names: tuple[str, ...], say: Callable[[str], None], device: Any = "cpu", steps: int | None = None
+) -> dict[str, Any] | None:
+    """The newest whole checkpoint's parts, None where there never was one. A damaged one is named and passed over.
+    steps: the one of these agent steps."""
+    folders = [f for f in listed(run) if steps is None or int(f.name) == steps]
+    if not folders and listed(run):
+        kept = ", ".join(str(int(f.name)) for f in listed(run))
+        raise UserError(f"{run} has no checkpoint of {steps} agent steps; it has those of {kept}")
     for folder in folders:
         wrong = problem(folder, names)
         if wrong is None:

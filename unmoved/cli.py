@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from unmoved.config import PRESETS, Config, make_config
+from unmoved.config import PRESETS, Config, Count, make_config
 from unmoved.errors import Diverged, UserError, unknown
 
 if TYPE_CHECKING:
@@ -192,6 +192,105 @@ def bench(args: list[str]) -> None:
     run(parse(BenchArgs, "bench", args))
 
 
+@dataclass(frozen=True)
+class DiagnoseArgs:
+    """Measure why an augmentation helps, or not, on a checkpoint: a table, a row in RUN/diagnose.jsonl and
+    RUN/diagnose.png; of several runs also the paper's Table B and whether its orderings hold. docs/why_it_works.md
+    explains the numbers."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folders, such as runs/drq/walker_run/ours/1."""
+    checkpoint: int | None = None
+    """Agent steps of the checkpoint; None: the newest."""
+    transforms: str = ""
+    """More transformations whose feature similarity is measured, such as blur,conv or mymodule:MyTransformation."""
+    batch: int = 256
+    """States."""
+    tsne: bool = True
+    rollouts: int = 0
+    """Transitions whose returns are played out, twice each, for the targets' bias; 0: none."""
+    workers: int = 2
+    """Processes that play them."""
+    seed: int = 0
+    device: str = "cpu"
+
+
+def diagnose(args: list[str]) -> None:
+    """Measure why an augmentation helps, or not, on a checkpoint of a run."""
+    a = parse(DiagnoseArgs, "diagnose", args)
+    if not a.runs:
+        raise UserError("name a run folder, such as runs/drq/walker_run/ours/1")
+    from unmoved.compare import compare
+    from unmoved.diagnose import diagnose as measure
+
+    options = {k: v for k, v in vars(a).items() if k != "runs"}
+    configs = [Config.load(run) for run in a.runs]  # a wrong folder shows before the first is measured
+    rows = [(config.method, measure(run, **options)) for run, config in zip(a.runs, configs, strict=True)]
+    if len(rows) > 1:
+        compare(rows, ", ".join(sorted({f"{c.preset}, {c.task}" for c in configs})))
+
+
+@dataclass(frozen=True)
+class AdviseArgs:
+    """Say which transformations are safe in the target of a task: trains one short SVEA run per candidate and compares
+    the similarity of its features under the candidate with that under shift (the paper's Table F). Repeating the
+    command continues what was interrupted."""
+
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
+    transforms: str = "blur,overlay,conv,rotate"
+    """Candidates; one's own as mymodule:MyTransformation."""
+    frames: Count = 100_000
+    """Of training, per candidate."""
+    seeds: int = 1
+    """Runs per candidate; with several, errors are over seeds."""
+    run: Path | None = None
+    """With --quick: the run whose checkpoint is measured."""
+    quick: bool = False
+    """Train nothing: measure all candidates on one run, a different quantity."""
+    margin: float = 0.02
+    """Difference in similarity that counts as lower; the paper's overlay is at .005, its conv at .04 and .06."""
+    batch: int = 256
+    """States."""
+    preset: str = "dmgb"
+    overlay: Path | None = None
+    """Folder of photographs for overlay."""
+    runs: Path = Path("runs")
+    """Runs, table and picture go to <runs>/advise."""
+    device: str = "auto"
+
+
+def advise(args: list[str]) -> None:
+    """Say which transformations are safe in a task's target, by short training runs."""
+    a = parse(AdviseArgs, "advise", args)
+    from unmoved.advise import advise as run
+
+    run(**vars(a))
+
+
+@dataclass(frozen=True)
+class VerifyArgs:
+    """Evaluate both sides of the paper's lemma, propositions and bounds (misprints corrected) in float64. Exits with 1
+    if one does not hold."""
+
+    run: Path | None = None
+    """Use the networks and states of this run; without one, random ones."""
+    transform: str = ""
+    """Transformation, such as shift, rotate or mymodule:MyTransformation; by default the run's weak one, or shift."""
+    states: int = 4
+    seed: int = 0
+
+
+def verify(args: list[str]) -> None:
+    """Evaluate the paper's lemma, propositions and bounds in numbers."""
+    a = parse(VerifyArgs, "verify", args)
+    if a.states < 1:
+        raise UserError("--states must be at least 1")
+    from unmoved.verify import verify as run
+
+    if not run(**vars(a)):
+        sys.exit(1)
+
+
 def doctor(args: list[str]) -> None:
     """Check this machine: versions, GPU, rendering, memory, write access."""
     from unmoved.doctor import DoctorArgs
@@ -265,6 +364,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explain": explain,
     "methods": methods,
     "tasks": tasks,
+    "diagnose": diagnose,
+    "advise": advise,
+    "verify": verify,
     "demo": demo,
     "bench": bench,
     "doctor": doctor,
@@ -283,7 +385,8 @@ def overview() -> str:
         "unmoved: image-based reinforcement learning with data augmentation\n\n"
         "  unmoved train walker_run --method ours --seed 1 --frames 500k --preset drq\n"
         "  unmoved evaluate runs/drq/walker_run/ours/1 --episodes 10 --video\n"
-        "  unmoved explain dmgb/ours\n\n"
+        "  unmoved explain dmgb/ours\n"
+        "  unmoved diagnose runs/drq/walker_run/ours/1\n\n"
         f"{rows}\n\n`unmoved COMMAND --help` lists a command's options."
     )
 

@@ -61,6 +61,17 @@ class Updater:
             replay.look_up = torch.compile(replay.look_up, dynamic=False)  # type: ignore[method-assign]
             self.kinds = {kind: self._graphed(update) for kind, update in self.kinds.items()}
 
+    @property
+    def warming_up(self) -> bool:
+        """Whether the first updates are under way: compiling, or being captured."""
+        return isinstance(self.sample, Graphed) and self.sample.runs > 0 and not self.settled
+
+    @property
+    def settled(self) -> bool:
+        """Whether updates are graphs, and no graph is still to be captured."""
+        graphs = [g for g in (self.sample, *self.kinds.values()) if isinstance(g, Graphed)]
+        return any(g.graph is not None for g in graphs) and all(g.settled for g in graphs)
+
     def __call__(self, std: float, *, actor: bool, target: bool) -> None:
         self.std.fill_(std)
         with self.replay.turns.sampling():
@@ -89,6 +100,10 @@ class Graphed:
         self.function, self.generators, self.runs = function, generators, 0
         self.stream = torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.graph is not None or self.runs == 0
 
     def __call__(self) -> None:
         if self.graph is None and self.runs < WARM_UP:
@@ -132,6 +147,10 @@ class Acting:
         self.fresh = torch.cuda.Event()
         self.action = torch.zeros(1, agent.action_dim, device=agent.device)
         self.graph = Graphed(self._act, (agent.acting,))
+
+    @property
+    def settled(self) -> bool:
+        return not self.fast or self.graph.graph is not None
 
     @torch.no_grad()
     def refresh(self) -> None:

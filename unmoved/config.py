@@ -167,8 +167,8 @@ class Config:
     """Per background."""
     eval_backgrounds: tuple[str, ...] = ("train",)
     """Scenes to evaluate in."""
-    eval_workers: int = 1
-    """Processes that play evaluation episodes; which episodes does not depend on it."""
+    eval_workers: int = 0
+    """Processes that play evaluation episodes, 0: one per core; which episodes does not depend on it."""
     log_every: Count = 1_000
     """Agent steps per row of train.jsonl."""
     checkpoint_every: Count = 50_000
@@ -177,7 +177,17 @@ class Config:
     """Write an MP4 of an episode at each evaluation."""
     tensorboard: bool = False
     keep_states: bool = False
-    """Store the simulator's state beside each step in the replay (diagnostics)."""
+    """Store the simulator's state beside each step in the replay: the bias of the targets is measured from there."""
+    diagnostics: bool = False
+    """Record the paper's statistics in diagnostics.jsonl; they do not change the run."""
+    diagnostics_every: Count = 10_000
+    """Frames between records."""
+    rare_every: Count = 100_000
+    """Frames between records that also have t-SNE distances and, with --keep-states, the targets' bias; 0: never."""
+    bias_states: int = 32
+    """Transitions whose returns are played out, twice each."""
+    bias_workers: int = 8
+    """Processes that play them."""
 
     # Machine
     device: str = "auto"
@@ -201,7 +211,7 @@ class Config:
         need(self.seed >= 0, "seed must not be negative")
         need(min(self.lr, self.alpha_lr, self.init_temperature) > 0, "lr, alpha-lr and init-temperature are positive")
         need(0 < self.discount <= 1, "discount lies between 0 and 1")
-        need(self.log_every > 0 and self.eval_workers > 0, "log-every and eval-workers must be positive")
+        need(self.log_every > 0 and self.eval_workers >= 0, "log-every must be positive, eval-workers not negative")
         need(self.checkpoint_every >= 0 and self.burst >= 0, "checkpoint-every and burst must not be negative")
         need(
             min(self.filters, self.hidden_dim, self.feature_dim, self.image_size) > 0
@@ -214,6 +224,9 @@ class Config:
         need(self.n_step > 0 and self.stack > 0, "n-step and stack must be positive")
         need(self.capacity >= self.batch_size, f"capacity {self.capacity} is smaller than the batch {self.batch_size}")
         need(self.eval_episodes > 0 and self.eval_every > 0, "eval-every and eval-episodes must be positive")
+        need(self.diagnostics_every > 0, "diagnostics-every must be positive")
+        need(self.rare_every >= 0, "rare-every must not be negative")
+        need(self.bias_states > 1 and self.bias_workers > 0, "bias-states must be at least 2, bias-workers at least 1")
         need(len(self.eval_backgrounds) > 0, "eval-backgrounds must name at least one")
         need(0 <= self.strong_weight <= 1, "strong-weight lies between 0 and 1")
         need(
@@ -269,7 +282,8 @@ class Config:
 
 
 # What may change when a run is continued.
-FREE_TO_CHANGE = {"runs", "frames", "checkpoint_every", "video", "tensorboard", "eval_workers"}
+FREE_TO_CHANGE = {"runs", "frames", "checkpoint_every", "video", "tensorboard", "eval_workers", "diagnostics",
+                  "diagnostics_every", "rare_every", "bias_states", "bias_workers"}  # fmt: skip
 
 
 def differences(old: Config, new: Config) -> list[str]:
@@ -292,7 +306,7 @@ DMGB: dict[str, Any] = {
 CPU: dict[str, Any] = {
     "frames": 40_000, "action_repeat": 4, "image_size": 64, "shadow_map": 512, "batch_size": 32, "capacity": 20_000,
     "random_steps": 500, "n_step": 3, "strides": (3, 2, 1), "filters": 16, "hidden_dim": 256, "eval_every": 10_000,
-    "eval_episodes": 5, "eval_workers": 2, "log_every": 250,
+    "eval_episodes": 5, "log_every": 250,
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {

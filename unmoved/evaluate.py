@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from unmoved import checkpoint
 from unmoved.agent import Agent
@@ -19,7 +21,7 @@ from unmoved.envs.worker import EnvProcess
 from unmoved.errors import UserError
 from unmoved.methods import make_method
 
-TRAIN, EVALUATE, RANDOM = 0, 1, 2  # streams of episodes under one seed
+TRAIN, EVALUATE, RANDOM, MONTE_CARLO = 0, 1, 2, 3  # streams of episodes under one seed
 Act = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (n, C, H, W) -> (n, |A|)
 
 
@@ -96,6 +98,30 @@ class Evaluator:
             env.close()
 
 
+class Player:
+    """The deterministic policy of one moment: a copy of its parameters, on a stream of its own, so that training may go
+    on meanwhile."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.device = agent.device
+        self.own = nn.ModuleList([agent.nets.encoder, agent.nets.actor])
+        self.copy = copy.deepcopy(self.own)
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def take(self) -> None:
+        """The present parameters."""
+        self.copy.load_state_dict(self.own.state_dict())
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    @torch.no_grad()
+    def __call__(self, obs: NDArray[np.uint8]) -> NDArray[np.float32]:
+        encoder, actor = self.copy
+        with torch.cuda.stream(self.stream):  # does nothing without one
+            policy = actor(encoder(torch.from_numpy(obs).to(self.device)), torch.zeros((), device=self.device))
+            return policy.mean.clamp(-1, 1).cpu().numpy()
+
+
 def deterministic(agent: Agent) -> Act:
     return lambda obs: agent.act(torch.from_numpy(obs)).cpu().numpy()
 
@@ -114,6 +140,7 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
     if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)  # streams and graphs are made on the current device
     return device
 

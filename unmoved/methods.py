@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from unmoved import transforms
 from unmoved.config import Config
+from unmoved.envs.gym import user_function
 from unmoved.errors import UserError, unknown
 from unmoved.images import overlay_bank
 from unmoved.losses import (
@@ -230,7 +231,8 @@ METHODS = {recipe.__name__: recipe for recipe in RECIPES}
 
 
 def make_transform(name: str, config: Config) -> Transformation:
-    """A family by name, as the recipes use it: 'overlay', 'shift+rotate', …"""
+    """A family by name, as the recipes use it: 'overlay', 'shift+rotate', or a user's own as module:function, where
+    function is a class or makes a Transformation or an nn.Module."""
     if "+" in name:
         return transforms.Compose(*(make_transform(part, config) for part in name.split("+")))
     made: dict[str, Callable[[], Transformation]] = {
@@ -246,9 +248,21 @@ def make_transform(name: str, config: Config) -> Transformation:
         "flip": transforms.Flip,
         "jitter": transforms.ColorJitter,
     }
+    if ":" in name:
+        return user_transform(name)
     if name not in made:
         unknown("transformation", name, made)
     return made[name]()
+
+
+def user_transform(name: str) -> Transformation:
+    module, _, function = name.partition(":")
+    made = user_function(module, function)()
+    if isinstance(made, nn.Module):
+        return transforms.FromModule(made)
+    if not isinstance(made, Transformation):
+        raise UserError(f"{name} made a {type(made).__name__}, not a Transformation or an nn.Module")
+    return made
 
 
 def try_out(method: Method, config: Config) -> None:

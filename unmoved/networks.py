@@ -67,6 +67,7 @@ class Encoder(nn.Module):
         self.strides, self.last_relu, self.centre = config.strides, config.last_relu, config.centre
         self.dtype = compute_dtype(config)
         self.fused = False  # run as the kernels of kernels.cu: the agent decides, who knows the device
+        self.channels_last = True  # False is the plain way, for comparison
         inputs = [channels] + [config.filters] * (len(self.strides) - 1)
         layers = zip(inputs, self.strides, strict=True)
         self.convs = nn.ModuleList(nn.Conv2d(i, config.filters, 3, stride=s) for i, s in layers)
@@ -88,7 +89,8 @@ class Encoder(nn.Module):
         dtype = self.dtype or weights[0].dtype
         # Grey levels are exact even in bf16; the scale of 1 / 255 is the first convolution's.
         # Channels last before the conversion: moving bytes is cheaper than moving floats.
-        x = x.contiguous(memory_format=torch.channels_last).to(dtype)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        x = x.contiguous(memory_format=layout).to(dtype)
         if self.centre:
             x = x - centre
         if dx is not None:
@@ -96,7 +98,7 @@ class Encoder(nn.Module):
         # 9 input channels take a slow kernel on a GPU; with 16 the tensor cores do it.
         idle = -x.shape[1] % 16 if x.is_cuda and dtype == torch.bfloat16 else 0
         if idle:
-            x = F.pad(x, (0, 0, 0, 0, 0, idle)).contiguous(memory_format=torch.channels_last)
+            x = F.pad(x, (0, 0, 0, 0, 0, idle)).contiguous(memory_format=layout)
         for i, (weight, bias, stride) in enumerate(zip(weights, biases, self.strides, strict=True)):
             weight = F.pad(weight / 255, (0, 0, 0, 0, 0, idle)) if i == 0 else weight
             weight, bias = weight.to(dtype), bias.to(dtype)
@@ -105,7 +107,7 @@ class Encoder(nn.Module):
                 x = add_constant(x, bias[:, None, None], t)
             if i + 1 < len(weights) or self.last_relu:
                 x = relu(x, t)
-        return x.permute(0, 2, 3, 1).flatten(1)  # no copy
+        return x.permute(0, 2, 3, 1).flatten(1)  # no copy if channels are last
 
 
 class LayerNorm(nn.Module):

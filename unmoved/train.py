@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import os
 import platform
 import signal
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,9 +29,10 @@ from unmoved.config import Config, differences
 from unmoved.envs import backgrounds, canonical
 from unmoved.envs.worker import EnvProcess
 from unmoved.errors import Diverged, UserError
-from unmoved.evaluate import TRAIN, Evaluator, deterministic, env_kwargs, pick_device
+from unmoved.evaluate import TRAIN, Evaluation, Evaluator, Player, env_kwargs, pick_device
 from unmoved.log import Display, Meter, Rows, console, jsonable, write_video
 from unmoved.losses import Method
+from unmoved.measure import Recorder
 from unmoved.methods import make_method
 from unmoved.replay import Replay
 
@@ -53,15 +56,15 @@ def resolve(config: Config, device: torch.device) -> Config:
     return config
 
 
-def keep_memory() -> None:
+def keep_memory(keep: bool = True) -> None:
     """Have glibc keep freed memory. By default it returns each large tensor to the system and has it zeroed again for
     the next one, which takes longer than a small convolution."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return
-    mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: no mapping of its own for what is smaller
-    mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD: nor shrink the heap
+    mallopt(-3, 1 << 30 if keep else 1 << 17)  # M_MMAP_THRESHOLD: no mapping of its own for what is smaller
+    mallopt(-1, (1 << 31) - 1 if keep else 1 << 17)  # M_TRIM_THRESHOLD: nor shrink the heap
 
 
 class Trainer:
@@ -105,6 +108,9 @@ class Trainer:
         self.sampling = torch.Generator(self.device).manual_seed(stream_seed(config.seed, "sampling"))
         self.exploring = np.random.default_rng(stream_seed(config.seed, "exploring"))  # the first, uniform actions
         self.evaluators: dict[str, Evaluator] = {}  # by background
+        self.player = Player(self.agent)
+        self.pool = ThreadPoolExecutor(1)
+        self.evaluation: Future[list[tuple[dict[str, Any], Evaluation]]] | None = None  # the one that is being played
         self.steps = self.frames = self.updates = 0
         self.evaluated = -1  # agent steps at the last evaluation
         self.seconds_before, self.clock = 0.0, time.monotonic()
@@ -113,12 +119,16 @@ class Trainer:
         self.meter = Meter(config.batch_size, self.device)
         self.updater = Updater(self.agent, self.replay, self.sampling, self.meter)
         self.stop = False
+        self.recorder: Recorder | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.folder)
         self.writer = tensorboard(self.folder) if config.tensorboard else None
         write_config(config, method, self.device)
         self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
         self.restore()
+        if config.diagnostics:
+            self.recorder = Recorder(self.agent, self.replay, self.folder, bool(env.state_size))
+            self.recorder.resume(self.steps)
 
     # -------------------------------------------------------------------------------------------- the loop
 
@@ -126,13 +136,16 @@ class Trainer:
         config = self.config
         total, eval_steps = config.total_steps, max(1, config.eval_every // config.action_repeat)
         checkpoint_steps = max(1, config.checkpoint_every // config.action_repeat) if config.checkpoint_every else 0
-        display = Display(f"{config.preset}/{config.method} {config.task}", config.frames, self.frames)
+        self.display = display = Display(f"{config.preset}/{config.method} {config.task}", config.frames, self.frames)
         handlers = self._catch_signals()
         try:
             while self.steps < total and not self.stop:
                 if self.steps % eval_steps == 0 and self.steps != self.evaluated:
-                    for row in self.evaluate(self.steps // eval_steps):
-                        display.evaluated(row)
+                    self.evaluate(self.steps // eval_steps)
+                if self.evaluation is not None and self.evaluation.done():
+                    self.finish_evaluation()
+                if self.recorder is not None and self.recorder.due(self.steps):
+                    self.diagnose(self.recorder)
                 if self.obs is None:
                     self.begin_episode()
                 action = self.choose_action()
@@ -147,8 +160,9 @@ class Trainer:
                 if checkpoint_steps and self.steps % checkpoint_steps == 0 and self.steps < total:
                     self.save()
             if not self.stop:
-                for row in self.evaluate(-(-total // eval_steps)):
-                    display.evaluated(row)
+                self.evaluate(-(-total // eval_steps))
+                if self.recorder is not None:
+                    self.diagnose(self.recorder, last=True)
             self.save()
             if self.stop:
                 console.print(f"stopped at {self.frames:,} frames; the same command continues {self.folder}")
@@ -217,7 +231,7 @@ class Trainer:
         means = self.check_finite()
         row = self.counters() | {"updates": self.updates} | jsonable({"episode_return": self.last_return, **means})
         self.train_rows.write(row)
-        self._show("train", {k: v for k, v in row.items() if k not in ("frames", "steps")})
+        self._show("train", {k: v for k, v in row.items() if k not in ("frames", "steps")}, self.frames)
         self.meter.clear()
 
     def check_finite(self) -> dict[str, float]:
@@ -240,33 +254,55 @@ class Trainer:
         last = f"the last good checkpoint is {kept[0]}" if kept else "there was no checkpoint yet"
         raise Diverged(f"a loss is not finite at {self.frames:,} frames; {last}, the batch is described in {path}")
 
-    def evaluate(self, index: int) -> list[dict[str, Any]]:
+    def evaluate(self, index: int) -> None:
+        """Play the evaluation's episodes with the policy as it is now; on a GPU, while training goes on."""
+        self.finish_evaluation()
+        self.evaluated = self.steps
+        self.player.take()
+        # Not while a graph is being captured: two threads would be at the same memory pool.
+        if self.updater.settled and self.acting.settled and self.steps < self.config.total_steps:
+            self.evaluation = self.pool.submit(self.play, index, self.counters())
+        else:
+            self.record(self.play(index, self.counters()))
+
+    def diagnose(self, recorder: Recorder, last: bool = False) -> None:
+        row = recorder.record(self.counters(), last)
+        self._show("diagnostics", {k: v for k, v in row.items() if k not in self.counters()}, self.frames)
+
+    def play(self, index: int, counters: dict[str, Any]) -> list[tuple[dict[str, Any], Evaluation]]:
         """One row per background, of the same episodes."""
-        c, rows = self.config, []
+        c, played = self.config, []
         for background in c.eval_backgrounds:
             if background not in self.evaluators:
-                workers = min(c.eval_workers, c.eval_episodes)
+                workers = min(c.eval_workers or os.cpu_count() or 1, c.eval_episodes)
                 self.evaluators[background] = Evaluator(c, workers, background=background)
-            evaluator = self.evaluators[background]
-            result = evaluator.run(deterministic(self.agent), c.eval_episodes, first=index * c.eval_episodes)
-            rows.append(self.counters() | result.row())
-            suffix = "" if background == "train" else f"_{background}"
-            self._show(f"eval{suffix}", {"return_mean": rows[-1]["return_mean"]})
-            if c.video:
-                write_video(self.folder / "video" / f"{self.frames}{suffix}.mp4", result.frames)
-        for row in rows:
-            self.eval_rows.write(row)
-        self.evaluated = self.steps
-        return rows
+            result = self.evaluators[background].run(self.player, c.eval_episodes, first=index * c.eval_episodes)
+            played.append((counters | result.row(), result))
+        return played
 
-    def _show(self, group: str, values: dict[str, Any]) -> None:
+    def finish_evaluation(self) -> None:
+        if self.evaluation is not None:
+            evaluation, self.evaluation = self.evaluation, None
+            self.record(evaluation.result())
+
+    def record(self, played: list[tuple[dict[str, Any], Evaluation]]) -> None:
+        for row, result in played:
+            suffix = "" if row["background"] == "train" else f"_{row['background']}"
+            self.eval_rows.write(row)
+            self._show(f"eval{suffix}", {"return_mean": row["return_mean"]}, row["frames"])
+            if self.config.video:
+                write_video(self.folder / "video" / f"{row['frames']}{suffix}.mp4", result.frames)
+            self.display.evaluated(row)
+
+    def _show(self, group: str, values: dict[str, Any], frames: int) -> None:
         for name, value in values.items():
             if self.writer is not None and value is not None:
-                self.writer.add_scalar(f"{group}/{name}", value, self.frames)
+                self.writer.add_scalar(f"{group}/{name}", value, frames)
 
     # -------------------------------------------------------------------------------------------- keeping
 
     def save(self) -> None:
+        self.finish_evaluation()  # its rows belong to the steps before
         self.check_finite()  # a bad state never replaces a good one
         if not all(bool(p.isfinite().all()) for p in self.agent.nets.parameters()):
             raise Diverged(f"a parameter is not finite at {self.frames:,} frames")
@@ -321,11 +357,12 @@ class Trainer:
             console.print(f"continuing {self.folder} at {self.frames:,} frames")
 
     def _catch_signals(self) -> dict[int, Any]:
-        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once.
-        Returns the handlers that were in place."""
+        """Ctrl-C and SIGTERM end the run at the next step, with a checkpoint; a second Ctrl-C ends it at once, and so
+        does the first while updates are being compiled: the compiler's processes get the signal too, and an update
+        would wait for them for ever. Returns the handlers that were in place."""
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if self.stop:
+            if self.stop or self.updater.warming_up:
                 raise KeyboardInterrupt
             self.stop = True
 
@@ -334,6 +371,7 @@ class Trainer:
         return {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
         self.env.close()
         for evaluator in self.evaluators.values():
             evaluator.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -101,6 +102,14 @@ def load(name: str) -> Env:
 
 
 def _call(module: str, function: str) -> Env:
+    env = user_function(module, function)()
+    if not isinstance(env, gymnasium.Env):
+        raise UserError(f"{module}:{function} returned {type(env).__name__}, not a gymnasium.Env.")
+    return env
+
+
+def user_function(module: str, function: str) -> Callable[[], Any]:
+    """What a user names as module:function, from the working directory or PYTHONPATH."""
     if os.getcwd() not in sys.path:  # an installed command does not look into the directory it is called from
         sys.path.insert(0, os.getcwd())
     try:
@@ -111,10 +120,7 @@ def _call(module: str, function: str) -> Env:
         raise UserError(f"no module '{module}' here ({os.getcwd()}) or on PYTHONPATH.") from error
     if not callable(factory):
         raise UserError(f"module '{module}' has no function '{function}'.")
-    env = factory()
-    if not isinstance(env, gymnasium.Env):
-        raise UserError(f"{module}:{function} returned {type(env).__name__}, not a gymnasium.Env.")
-    return env
+    return factory
 
 
 def _resampling(source: int, target: int) -> NDArray[np.float32]:

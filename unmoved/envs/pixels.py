@@ -161,6 +161,26 @@ class PixelEnv(gymnasium.Env[Image, Action]):
         self._obs = snapshot["obs"].copy()
         return self._obs
 
+    # A state to store beside every step. What a task wrote into the model at reset (reacher's target) is not in the
+    # simulator's, so it begins with the number of its episode: resetting to that one brings the rest back.
+    @property
+    def state_size(self) -> int:
+        """Length of `state`; 0 where the simulator does not give its own."""
+        return 1 + self.simulator.state_size if isinstance(self.simulator, Stateful) else 0
+
+    def state(self) -> NDArray[np.float64]:
+        assert isinstance(self.simulator, Stateful)
+        return np.concatenate([[self._episode], self.simulator.get_state()])
+
+    def return_to(self, state: NDArray[np.float64], obs: Image) -> Image:
+        """Continue at a state of any episode, with the frame stack seen there. The time limit counts from here, and no
+        snapshot can be taken: it would need the actions that led here."""
+        assert isinstance(self.simulator, Stateful)
+        self._begin(int(state[0]))
+        self.simulator.set_state(state[1:])
+        self._obs = obs.copy()
+        return self._obs
+
     def _begin(self, episode: int) -> None:
         entropy = np.random.SeedSequence([self._seed, self._stream, episode])
         physics, scene = (int(n) for n in entropy.generate_state(2))

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unmoved import envs
-from unmoved.envs.pixels import Stateful
 from unmoved.errors import UserError
 
 
@@ -29,15 +28,10 @@ def main(handle: int) -> None:
     env: envs.PixelEnv | None = None
     try:
         env = envs.make(**pipe.recv())
-        simulator = env.simulator
-        state_size = simulator.state_size if isinstance(simulator, Stateful) else 0
-        pipe.send((True, (env.observation_space.shape, env.action_space.shape, env.episode_steps, state_size)))
+        pipe.send((True, (env.observation_space.shape, env.action_space.shape, env.episode_steps, env.state_size)))
         while True:
             name, args = pipe.recv()
-            if name == "state":
-                assert isinstance(simulator, Stateful)
-                pipe.send((True, simulator.get_state()))
-            elif name == "reset":
+            if name == "reset":
                 pipe.send((True, env.reset(options=args[0])))
             else:
                 pipe.send((True, getattr(env, name)(*args)))
@@ -97,6 +91,10 @@ class EnvProcess:
 
     def state(self) -> NDArray[np.float64]:
         return self._call("state")
+
+    def send_return(self, state: NDArray[np.float64], obs: NDArray[np.uint8]) -> None:
+        """Go to a stored state; `receive` gives its observation."""
+        self._pipe.send(("return_to", (state, obs)))
 
     def close(self) -> None:
         self._pipe.close()
