@@ -202,9 +202,7 @@ def runs_of(selection: Selection, options: list[str] | None = None) -> list[Conf
             config = make_config(
                 task, preset=preset, method=arm.method, runs=selection.runs / arm.variant, **arm.settings
             )
-            recorded = RECORDED.get((preset, config.task), {})
-            can = {k: v for k, v in recorded.items() if k in Config.__dataclass_fields__}  # what this version records
-            config = replace(config, **can)
+            config = replace(config, **RECORDED.get((preset, config.task), {}))
             frames = selection.frames or experiment.frames
             if frames:
                 config = replace(config, frames=frames)
