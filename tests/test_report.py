@@ -23,16 +23,10 @@ from unmoved.report import ReportArgs, report
 from unmoved.report.claims import Comparison, conclude, judge
 from unmoved.report.missing import missing_table
 from unmoved.report.panels import Mean, make_panels, make_suites, statistic
+from unmoved.report.published import published, table_one
 from unmoved.report.references import read_reference
 from unmoved.report.runs import read_runs
-from unmoved.report.tables import (
-    Table,
-    aggregate_tables,
-    published,
-    published_returns,
-    published_statistics,
-    score_tables,
-)
+from unmoved.report.tables import Table, aggregate_tables, published_returns, published_statistics, score_tables
 
 
 def evaluations(folder: Path, scores: list[float], every: int = 100, **more: Any) -> None:
@@ -159,6 +153,7 @@ def test_the_data_file() -> None:
     for entry in data["statistics"]:
         make_config(entry["task"], preset=entry["preset"], method=entry["method"], **entry["settings"])
     found = {(e["method"], e["statistic"]): e["value"] for e in data["statistics"] if e["table"] == "Table 1"}
+    assert table_one()["ours"]["target_std"] == 0.182
     assert len(found) == 24 and found["drq_kl", "kl_author"] == 0.099 and found["rad", "critic_loss_std"] == 0.772
     table2 = {(e["task"], e["method"]): e["value"] for e in data["returns"] if e["source"] == "paper"}
     assert len(table2) == 10 and table2["finger_spin", "ours"] == 447.99

@@ -8,13 +8,13 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from unmoved import stats
 from unmoved.report.claims import Verdict
 from unmoved.report.panels import Mean, Panel, Suite, labels_of, statistic
+from unmoved.report.published import published
 from unmoved.report.runs import Record, Runs, last_mean, maximum_return
 
 STATISTICS = {
@@ -77,11 +77,6 @@ def latex_text(text: str) -> str:
 
 def slug(*words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", "_".join(words).lower()).strip("_")
-
-
-@cache
-def published() -> dict[str, Any]:
-    return dict(json.loads((Path(__file__).parent / "published.json").read_text()))
 
 
 # ------------------------------------------------------------------------------------------------ returns
