@@ -177,8 +177,15 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     trainer.close()
 
 
-def test_signal_handlers_are_put_back(whole: Path) -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def test_signal_handlers_are_put_back(tmp_path: Path) -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        train(config(tmp_path, frames=60))
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_another_recipe_of_the_same_name_is_refused(tmp_path: Path) -> None:
