@@ -219,7 +219,7 @@ def test_which_clip_does_not_depend_on_the_workers(clips: Path) -> None:
     for workers in (1, 2):
         seen: dict[bytes, tuple[int, int]] = {}
 
-        def act(obs: Any, seen: Any = seen) -> Any:
+        def act(obs: Any, moments: Any, seen: Any = seen) -> Any:
             for o in obs:
                 seen[o.tobytes()] = corner(o)[-1]
             return np.sin(obs.mean((1, 2, 3)))[:, None].astype(np.float32)

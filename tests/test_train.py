@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -306,15 +307,11 @@ def test_evaluation_does_not_depend_on_the_workers(whole: Path) -> None:
     results = []
     for workers in (1, 3):
         evaluator = Evaluator(c, workers, EVALUATE)
-        results.append(evaluator.run(uniform_random_by_state, 5, first=7).returns)
+        results.append(evaluator.run(uniform_random(2, 1), 5, first=7).returns)
         evaluator.close()
     assert results[0] == results[1] and len(set(results[0])) > 1
-    assert deterministic(agent)(torch.zeros(2, 9, 24, 24, dtype=torch.uint8).numpy()).shape == (2, 2)
-
-
-def uniform_random_by_state(obs: Any) -> Any:
-    """Actions that depend on each image alone."""
-    return torch.from_numpy(obs).double().mean((1, 2, 3))[:, None].sin().expand(-1, 2).float().numpy()
+    obs, moments = np.zeros((2, 9, 24, 24), np.uint8), np.zeros((2, 2), np.int64)
+    assert deterministic(agent)(obs, moments).shape == (2, 2)
 
 
 def test_evaluation_beside_training_gives_the_same_rows(
@@ -336,9 +333,10 @@ def test_evaluation_beside_training_gives_the_same_rows(
 
 
 def test_random_policy_is_seeded() -> None:
-    obs = torch.zeros(3, 9, 24, 24, dtype=torch.uint8).numpy()
-    assert (uniform_random(2, 1)(obs) == uniform_random(2, 1)(obs)).all()
-    assert (uniform_random(2, 1)(obs) != uniform_random(2, 2)(obs)).any()
+    obs, moments = np.zeros((2, 9, 24, 24), np.uint8), np.array([[3, 0], [3, 1]])
+    one, again, other = (uniform_random(2, seed)(obs, moments) for seed in (1, 1, 2))
+    assert (one == again).all() and (one != other).any() and (one[0] != one[1]).any()
+    assert (uniform_random(2, 1)(obs[:1], moments[1:]) == one[1:]).all()  # by episode and step, not by call
 
 
 def test_evaluate_command(whole: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,10 +77,13 @@ def evaluate(args: list[str]) -> None:
     a = parse(EvaluateArgs, "evaluate", args)
     if a.episodes < 1 or a.workers < 1:
         raise UserError("--episodes and --workers must be at least 1")
+    import torch
+
     from unmoved.envs import backgrounds
     from unmoved.evaluate import Evaluator, deterministic, load_agent
     from unmoved.log import Rows, console, write_video
 
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) - a.workers))  # the simulators need the other cores
     agent, config, steps = load_agent(a.run, console.print, a.device)
     intensity = config.intensity if a.intensity is None else a.intensity
     config = replace(config, videos=a.videos or config.videos, intensity=intensity)
@@ -401,6 +405,9 @@ def main(argv: list[str] | None = None) -> None:
 
         print(__version__)
         return
+    # PyTorch's threads would wait for the next product by spinning, on the cores that the environments need. Must be
+    # said before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if args[0] not in COMMANDS:
             unknown("command", args[0], COMMANDS)

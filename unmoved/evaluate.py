@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from unmoved.errors import UserError
 from unmoved.methods import make_method
 
 TRAIN, EVALUATE, RANDOM, MONTE_CARLO = 0, 1, 2, 3  # streams of episodes under one seed
-Act = Callable[[NDArray[np.uint8]], NDArray[np.float32]]  # (n, C, H, W) -> (n, |A|)
+# (n, C, H, W), and episode and step of each (n, 2) -> (n, |A|). Random policies draw by episode and step, so that the
+# order in which processes are ready does not matter.
+Act = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.float32]]
 
 
 def env_kwargs(config: Config, stream: int, background: str = "train") -> dict[str, Any]:
@@ -58,39 +61,57 @@ class Evaluation:
 
 
 class Evaluator:
-    """Plays numbered episodes in lock-step over a few processes. Which episodes does not depend on how many."""
+    """Plays numbered episodes in a few processes. Which episodes does not depend on how many."""
 
     def __init__(self, config: Config, workers: int, stream: int = EVALUATE, background: str = "train") -> None:
         self.scene = describe(background, config.task, config.videos, config.intensity)
         self.envs = [EnvProcess(**env_kwargs(config, stream, background)) for _ in range(workers)]
 
     def run(self, act: Act, episodes: int, first: int = 0) -> Evaluation:
-        """Episodes first, first + 1, … of the stream."""
+        """Episodes first, first + 1, … of the stream. Steps are taken together, one call of the policy for all; resets,
+        which may take long (a clip has to be read), keep nobody waiting."""
         returns = dict.fromkeys(range(first, first + episodes), 0.0)
         waiting = list(returns)
         frames: list[NDArray[np.uint8]] = []
-        playing: dict[EnvProcess, int] = {}
-        obs: dict[EnvProcess, NDArray[np.uint8]] = {}
-        idle = list(self.envs)
-        while playing or waiting:
-            for env in idle[: len(waiting)]:
-                playing[env] = waiting.pop(0)
-                env.send_reset(playing[env])
-            for env in idle:
-                if env in playing:
-                    obs[env] = env.receive()[0]
-            actions = act(np.stack([obs[env] for env in playing]))
-            for env, action in zip(playing, actions, strict=True):
-                if playing[env] == first:
-                    frames.append(obs[env][-3:].transpose(1, 2, 0))
-                env.send_step(action)
-            idle = []
-            for env in list(playing):
-                obs[env], reward, terminated, truncated, _ = env.receive()
-                returns[playing[env]] += reward
-                if terminated or truncated:
-                    del playing[env]
-                    idle.append(env)
+        # A row per process. The policy always sees them all, new or not: products of one shape, so that no action
+        # depends on which processes happened to be ready.
+        obs = np.zeros((len(self.envs), *self.envs[0].obs_shape), np.uint8)
+        moments = np.zeros((len(self.envs), 2), np.int64)  # episode, step
+        resetting: dict[Any, int] = {}  # rows that owe an answer, by pipe
+        stepping: dict[Any, int] = {}
+
+        def begin(row: int) -> None:
+            moments[row] = waiting.pop(0), 0
+            self.envs[row].send_reset(int(moments[row, 0]))
+            resetting[self.envs[row].pipe] = row
+
+        for row in range(min(len(self.envs), episodes)):
+            begin(row)
+        while resetting or stepping:
+            ready: list[int] = []
+            while stepping or (resetting and not ready):
+                for pipe in wait([*resetting, *stepping]):
+                    if pipe in resetting:
+                        row = resetting.pop(pipe)
+                        obs[row], _ = self.envs[row].receive()
+                    else:
+                        row = stepping.pop(pipe)
+                        obs[row], reward, terminated, truncated, _ = self.envs[row].receive()
+                        returns[int(moments[row, 0])] += reward
+                        moments[row, 1] += 1
+                        if terminated or truncated:
+                            if waiting:
+                                begin(row)
+                            continue
+                    ready.append(row)
+            if not ready:
+                continue
+            actions = act(obs, moments)
+            for row in ready:
+                if moments[row, 0] == first:
+                    frames.append(obs[row, -3:].transpose(1, 2, 0).copy())
+                self.envs[row].send_step(actions[row])
+                stepping[self.envs[row].pipe] = row
         return Evaluation(list(returns.values()), frames, self.scene)
 
     def close(self) -> None:
@@ -115,7 +136,7 @@ class Player:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     @torch.no_grad()
-    def __call__(self, obs: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def __call__(self, obs: NDArray[np.uint8], moments: NDArray[np.int64]) -> NDArray[np.float32]:
         encoder, actor = self.copy
         with torch.cuda.stream(self.stream):  # does nothing without one
             policy = actor(encoder(torch.from_numpy(obs).to(self.device)), torch.zeros((), device=self.device))
@@ -123,12 +144,15 @@ class Player:
 
 
 def deterministic(agent: Agent) -> Act:
-    return lambda obs: agent.act(torch.from_numpy(obs)).cpu().numpy()
+    return lambda obs, moments: agent.act(torch.from_numpy(obs)).cpu().numpy()
 
 
 def uniform_random(action_dim: int, seed: int) -> Act:
-    rng = np.random.default_rng(seed)
-    return lambda obs: rng.uniform(-1, 1, (len(obs), action_dim)).astype(np.float32)
+    def act(obs: NDArray[np.uint8], moments: NDArray[np.int64]) -> NDArray[np.float32]:
+        draws = [np.random.default_rng([seed, *moment]).uniform(-1, 1, action_dim) for moment in moments]
+        return np.array(draws, np.float32)
+
+    return act
 
 
 def pick_device(name: str) -> torch.device:

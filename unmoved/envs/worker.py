@@ -51,17 +51,17 @@ class EnvProcess:
     def __init__(self, **kwargs: Any) -> None:
         # A fresh interpreter, not multiprocessing's: a forked OpenGL or CUDA context is a broken one, and a spawned
         # process would import the caller's script again. It ends by itself when this end of the pipe closes.
-        self._pipe, child = multiprocessing.Pipe()
+        self.pipe, child = multiprocessing.Pipe()
         words = [sys.executable, "-c", f"from unmoved.envs.worker import main; main({child.fileno()})"]
         path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self._process = subprocess.Popen(words, pass_fds=[child.fileno()], env=path)
         child.close()
-        self._pipe.send(kwargs)
+        self.pipe.send(kwargs)
         self.obs_shape, (self.action_dim,), self.episode_steps, self.state_size = self.receive()
 
     def receive(self) -> Any:
         try:
-            ok, value = self._pipe.recv()
+            ok, value = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             raise RuntimeError(f"the environment's process died (exit code {self._process.wait(5)})") from None
         if ok:
@@ -70,18 +70,18 @@ class EnvProcess:
         raise UserError(text) if mendable else RuntimeError(f"the environment failed:\n{text}")
 
     def _call(self, name: str, *args: Any) -> Any:
-        self._pipe.send((name, args))
+        self.pipe.send((name, args))
         return self.receive()
 
     def send_reset(self, episode: int | None = None) -> None:
-        self._pipe.send(("reset", ({} if episode is None else {"episode": episode},)))
+        self.pipe.send(("reset", ({} if episode is None else {"episode": episode},)))
 
     def reset(self, episode: int | None = None) -> NDArray[np.uint8]:
         self.send_reset(episode)
         return self.receive()[0]
 
     def send_step(self, action: NDArray[np.float32]) -> None:
-        self._pipe.send(("step", (action,)))
+        self.pipe.send(("step", (action,)))
 
     def snapshot(self) -> Any:
         return self._call("snapshot")
@@ -94,10 +94,10 @@ class EnvProcess:
 
     def send_return(self, state: NDArray[np.float64], obs: NDArray[np.uint8]) -> None:
         """Go to a stored state; `receive` gives its observation."""
-        self._pipe.send(("return_to", (state, obs)))
+        self.pipe.send(("return_to", (state, obs)))
 
     def close(self) -> None:
-        self._pipe.close()
+        self.pipe.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
