@@ -65,7 +65,7 @@ class Evaluator:
 
     def __init__(self, config: Config, workers: int, stream: int = EVALUATE, background: str = "train") -> None:
         self.scene = describe(background, config.task, config.videos, config.intensity)
-        self.envs = [EnvProcess(**env_kwargs(config, stream, background)) for _ in range(workers)]
+        self.envs = EnvProcess.several(workers, **env_kwargs(config, stream, background))
 
     def run(self, act: Act, episodes: int, first: int = 0) -> Evaluation:
         """Episodes first, first + 1, … of the stream. Steps are taken together, one call of the policy for all; resets,

@@ -48,7 +48,7 @@ def main(handle: int) -> None:
 class EnvProcess:
     """A PixelEnv behind a pipe. `send_step` and `receive` let the caller work in between."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, greet: bool = True, **kwargs: Any) -> None:
         # A fresh interpreter, not multiprocessing's: a forked OpenGL or CUDA context is a broken one, and a spawned
         # process would import the caller's script again. It ends by itself when this end of the pipe closes.
         self.pipe, child = multiprocessing.Pipe()
@@ -57,6 +57,24 @@ class EnvProcess:
         self._process = subprocess.Popen(words, pass_fds=[child.fileno()], env=path)
         child.close()
         self.pipe.send(kwargs)
+        if greet:
+            self.greet()
+
+    @classmethod
+    def several(cls, n: int, **kwargs: Any) -> list[EnvProcess]:
+        """Started at the same time: imports and OpenGL take each of them seconds."""
+        envs = [cls(greet=False, **kwargs) for _ in range(n)]
+        try:
+            for env in envs:
+                env.greet()
+        except BaseException:
+            for env in envs:
+                env.close()
+            raise
+        return envs
+
+    def greet(self) -> None:
+        """Wait for the child's first message: its environment is made."""
         self.obs_shape, (self.action_dim,), self.episode_steps, self.state_size = self.receive()
 
     def receive(self) -> Any:
