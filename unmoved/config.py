@@ -176,6 +176,11 @@ class Config:
     video: bool = False
     """Write an MP4 of an episode at each evaluation."""
     tensorboard: bool = False
+    """Also write events for TensorBoard."""
+    wandb: bool = False
+    """Also log to Weights & Biases."""
+    trackio: bool = False
+    """Also log to Trackio."""
     keep_states: bool = False
     """Store the simulator's state beside each step in the replay: the bias of the targets is measured from there."""
     diagnostics: bool = False
@@ -282,8 +287,8 @@ class Config:
 
 
 # What may change when a run is continued.
-FREE_TO_CHANGE = {"runs", "frames", "checkpoint_every", "video", "tensorboard", "eval_workers", "diagnostics",
-                  "diagnostics_every", "rare_every", "bias_states", "bias_workers"}  # fmt: skip
+FREE_TO_CHANGE = {"runs", "frames", "checkpoint_every", "video", "tensorboard", "wandb", "trackio", "eval_workers",
+                  "diagnostics", "diagnostics_every", "rare_every", "bias_states", "bias_workers"}  # fmt: skip
 
 
 def differences(old: Config, new: Config) -> list[str]:

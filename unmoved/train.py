@@ -12,7 +12,6 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -35,6 +34,7 @@ from unmoved.losses import Method
 from unmoved.measure import Recorder
 from unmoved.methods import make_method
 from unmoved.replay import Replay
+from unmoved.track import Trackers
 
 
 def resolve(config: Config, device: torch.device) -> Config:
@@ -79,8 +79,7 @@ class Trainer:
         method.check_whole()
         self.config, self.folder = config, config.folder
         check_folder(config, method)
-        if config.tensorboard and find_spec("tensorboardX") is None:
-            raise UserError("--tensorboard needs tensorboardX: pip install 'unmoved[tensorboard]'")
+        Trackers.check(config)
         self.env = EnvProcess(**env_kwargs(config, TRAIN, config.background))
         try:
             self._prepare(method)
@@ -122,7 +121,7 @@ class Trainer:
         self.recorder: Recorder | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.folder)
-        self.writer = tensorboard(self.folder) if config.tensorboard else None
+        self.trackers = Trackers(config, self.folder)
         write_config(config, method, self.device)
         self.train_rows, self.eval_rows = (Rows(self.folder / f"{n}.jsonl") for n in ("train", "eval"))
         self.restore()
@@ -231,7 +230,7 @@ class Trainer:
         means = self.check_finite()
         row = self.counters() | {"updates": self.updates} | jsonable({"episode_return": self.last_return, **means})
         self.train_rows.write(row)
-        self._show("train", {k: v for k, v in row.items() if k not in ("frames", "steps")}, self.frames)
+        self.trackers.add("train", {k: v for k, v in row.items() if k not in ("frames", "steps")}, self.frames)
         self.meter.clear()
 
     def check_finite(self) -> dict[str, float]:
@@ -267,7 +266,7 @@ class Trainer:
 
     def diagnose(self, recorder: Recorder, last: bool = False) -> None:
         row = recorder.record(self.counters(), last)
-        self._show("diagnostics", {k: v for k, v in row.items() if k not in self.counters()}, self.frames)
+        self.trackers.add("diagnostics", {k: v for k, v in row.items() if k not in self.counters()}, self.frames)
 
     def play(self, index: int, counters: dict[str, Any]) -> list[tuple[dict[str, Any], Evaluation]]:
         """One row per background, of the same episodes."""
@@ -289,15 +288,10 @@ class Trainer:
         for row, result in played:
             suffix = "" if row["background"] == "train" else f"_{row['background']}"
             self.eval_rows.write(row)
-            self._show(f"eval{suffix}", {"return_mean": row["return_mean"]}, row["frames"])
+            self.trackers.add(f"eval{suffix}", {"return_mean": row["return_mean"]}, row["frames"])
             if self.config.video:
                 write_video(self.folder / "video" / f"{row['frames']}{suffix}.mp4", result.frames)
             self.display.evaluated(row)
-
-    def _show(self, group: str, values: dict[str, Any], frames: int) -> None:
-        for name, value in values.items():
-            if self.writer is not None and value is not None:
-                self.writer.add_scalar(f"{group}/{name}", value, frames)
 
     # -------------------------------------------------------------------------------------------- keeping
 
@@ -375,8 +369,7 @@ class Trainer:
         self.env.close()
         for evaluator in self.evaluators.values():
             evaluator.close()
-        if self.writer is not None:
-            self.writer.close()
+        self.trackers.close()
         self.lock.close()
 
 
@@ -388,12 +381,6 @@ def lock(folder: Path) -> IO[str]:
     except OSError:
         raise UserError(f"{folder} is being trained by another process") from None
     return file
-
-
-def tensorboard(folder: Path) -> Any:
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"))
 
 
 def check_folder(config: Config, method: Method) -> None:
